@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import httpx
 import pytest
 from starlette.requests import Request
@@ -144,13 +145,13 @@ async def test_who_waits_in_vain_is_the_challengers_failure(
     assert not swarm.open_episodes
 
 
-def slowly(seconds: float, *, first: bool) -> Callable[..., StreamingResponse]:
-    """A stream of three words, which pauses before the last, or before the ``first``."""
+def slowly(wait: Callable[[], Awaitable[object]], *, first: bool) -> Callable[..., StreamingResponse]:
+    """A stream of three words, which will ``wait`` before the last, or before the ``first``."""
 
     async def parts() -> AsyncIterator[str]:
         for number, word in enumerate(("one", " two", " three")):
             if number == (0 if first else 2):
-                await asyncio.sleep(seconds)
+                await wait()
             yield f"data: {json.dumps(chat_chunk({'delta': {'content': word}}))}\n\n"
         yield f"data: {json.dumps(chat_chunk({'delta': {}, 'finish_reason': 'stop'}))}\n\ndata: [DONE]\n\n"
 
@@ -196,7 +197,7 @@ async def test_an_answer_that_never_begins_is_the_challengers_failure_and_one_th
     upstream.answers[CHAT] = lambda _: streamed("well", " said")
     async with open_gateway(**settings, policy="first", reward=REWARD) as http:
         await known(http, "live")
-        begun = slowly(30, first=trouble == "hangs")
+        begun = slowly(asyncio.Event().wait, first=trouble == "hangs")
         swarm.answer = lambda body, number: begun() if body.get("stream") else hanging(body, number)
         if trouble == "hangs":
             assert (await ask(http, stream=True)).headers["x-swarm-source"] == "incumbent"
@@ -211,20 +212,35 @@ async def test_an_answer_that_never_begins_is_the_challengers_failure_and_one_th
 
 @pytest.mark.parametrize("headers", [{"x-swarm-policy": "first"}, {"x-swarm-train": "false"}], ids=["first", "single"])
 async def test_a_stream_of_the_challengers_that_has_begun_is_cut_off_by_nobody(
-    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, headers: dict[str, str]
+    swarm: Swarm,
+    upstream: Upstream,
+    open_gateway: OpenGateway,
+    headers: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    late = slowly(0.8, first=False)
+    go, loop = asyncio.Event(), asyncio.get_running_loop()
 
     async def unrecorded(request: Request) -> StreamingResponse:
-        return late()
+        return slowly(go.wait, first=False)()
 
     swarm.app.router.routes.append(Route(CHAT, unrecorded, methods=["POST"]))
-    async with open_gateway(**serve(upstream, stage="live", challenger_seconds=0.4), reward=REWARD) as http:
+    async with open_gateway(**serve(upstream, stage="live", challenger_seconds=10), reward=REWARD) as http:
         await known(http, "live")
-        swarm.answer = lambda body, number: late() if body.get("stream") else by_number(body, number)
-        response = await ask(http, headers=headers, stream=True)
-        assert response.headers["x-swarm-source"] == "challenger"
-        assert '" three"' in response.text and "error" not in response.text
+        swarm.answer = lambda body, number: (
+            slowly(go.wait, first=False)() if body.get("stream") else by_number(body, number)
+        )
+        async with http.stream("POST", CHAT, json=BODY | {"stream": True}, headers=headers) as response:
+            assert response.headers["x-swarm-source"] == "challenger"
+            parts = response.aiter_text()
+            text = await anext(parts)
+            # the challenger's time is over
+            began = loop.time
+            monkeypatch.setattr(loop, "time", lambda: began() + 15)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            go.set()
+            text += "".join([part async for part in parts])
+        assert '" three"' in text and "error" not in text
 
 
 async def test_who_waits_for_the_beginning_of_a_stream_gets_the_incumbents(
@@ -232,7 +248,7 @@ async def test_who_waits_for_the_beginning_of_a_stream_gets_the_incumbents(
 ) -> None:
     async with open_gateway(**serve(upstream, stage="live", challenger_seconds=0.4), reward=REWARD) as http:
         await known(http, "live")
-        swarm.answer = slowly(30, first=True)
+        swarm.answer = slowly(asyncio.Event().wait, first=True)
         async with asyncio.timeout(20):
             response = await ask(http, headers={"x-swarm-policy": "first"}, stream=True)
         assert (response.status_code, response.headers["x-swarm-source"]) == (200, "incumbent")
