@@ -59,9 +59,11 @@ class Scripted:
 
 class Hanging:
     def __init__(self) -> None:
-        self.started = asyncio.Event()
+        self.started, self.together = asyncio.Event(), asyncio.Event()
 
     async def send(self, prompt: Prompt) -> Outcome:
+        if self.started.is_set():
+            self.together.set()
         self.started.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -190,8 +192,14 @@ async def test_a_replay_that_failures_end_has_failed_whatever_was_answered_befor
     assert (await replay(config(data), Scripted(*["timeout"] * 6))).exit_code == 1
 
 
-async def test_the_time_limit_ends_it(data: Path) -> None:
-    report = await replay(config(data, time_limit=0.05), Hanging())
+async def test_the_time_limit_ends_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, sender = asyncio.get_running_loop(), Hanging()
+    replaying = asyncio.create_task(replay(config(data, time_limit=1000), sender))
+    async with asyncio.timeout(30):
+        await sender.together.wait()
+    began = loop.time
+    monkeypatch.setattr(loop, "time", lambda: began() + 1000)
+    report = await replaying
     assert "time limit" in report.stopped_because
     assert (report.requests, report.cancelled) == (2, 2)
 
