@@ -416,7 +416,7 @@ async def test_an_engine_that_loses_the_weights_of_an_evaluation_trains_and_is_e
             begun.set()
         if begun.is_set() and kinds[-1] == "eval" and not evaluating.is_set():
             evaluating.set()
-            never.wait(20)
+            never.wait(120)
         if evaluating.is_set() and kinds.count("train") > 60:
             trained.set()
         return reward(task)
@@ -426,10 +426,10 @@ async def test_an_engine_that_loses_the_weights_of_an_evaluation_trains_and_is_e
         options = TrainOptions(total_steps=2, patient=True, evaluation=evaluation, max_parallel=2)
         call = begin_training(itertools.cycle(TASKS), client, agent, options)
         assert evaluating.wait(20)
-        ended = trained.wait(5)
+        ended = trained.wait(60)
         for event in (never, trained):
             event.set()
-        call.done(20)
+        call.done(60)
         call.cancel()
     assert ended, "the steps whose weights were lost are not done again"
     assert [report.step for report in reports] == [0, 2]
