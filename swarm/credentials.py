@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -180,6 +181,12 @@ class Credential(Model):
 C = TypeVar("C", bound=Credential)
 
 
+@functools.cache
+def _contents_of(kind: type[Credential], noun: str) -> type[Model]:
+    fields: dict[str, Any] = {"version": (Literal[1], 1), f"{noun}s": (list[kind], [])}
+    return create_model(f"{noun}s", __base__=Model, **fields)
+
+
 class CredentialFile(Generic[C]):
     """The credentials in one file: ``{"version": 1, "tokens": [...]}``.
 
@@ -193,8 +200,7 @@ class CredentialFile(Generic[C]):
         self.path = path
         self._kind = kind
         self.noun = noun
-        fields: dict[str, Any] = {"version": (Literal[1], 1), f"{noun}s": (list[kind], [])}
-        self._contents: type[Model] = create_model(f"{noun}s", __base__=Model, **fields)
+        self._contents = _contents_of(kind, noun)
 
     def read(self) -> list[C]:
         """All credentials, revoked and expired ones too; none when there is no file.
