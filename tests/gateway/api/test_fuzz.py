@@ -162,7 +162,7 @@ def check(http: httpx.Client, path: str, content: bytes) -> None:
 @pytest.mark.property
 @pytest.mark.parametrize("path", _VALID)
 def test_any_body_gets_an_answer(running: Running, path: str) -> None:
-    with httpx.Client(base_url=running.url, timeout=_SECONDS, trust_env=False) as http:
+    with httpx.Client(base_url=running.url, timeout=_SECONDS, trust_env=False, verify=False) as http:
 
         @given(st.binary(max_size=40) | _JSON.map(lambda value: json.dumps(value).encode()))
         def anything(content: bytes) -> None:
@@ -179,7 +179,7 @@ def test_any_body_gets_an_answer(running: Running, path: str) -> None:
 
 @pytest.mark.property
 def test_any_address_gets_an_answer(running: Running) -> None:
-    with httpx.Client(base_url=running.url, timeout=_SECONDS, trust_env=False) as http:
+    with httpx.Client(base_url=running.url, timeout=_SECONDS, trust_env=False, verify=False) as http:
 
         @given(
             method=st.sampled_from(_METHODS),

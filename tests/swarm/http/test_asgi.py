@@ -294,7 +294,7 @@ async def test_a_request_that_outlives_the_server_is_told_to_come_back() -> None
     with bind("127.0.0.1", 0) as sock:
         server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=1, log_level="critical"))
         serving = asyncio.create_task(server.serve(sockets=[sock]))
-        async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=30) as http:
             asking = asyncio.create_task(http.get(f"http://127.0.0.1:{sock.getsockname()[1]}/"))
             await began.wait()
             server.should_exit = True
