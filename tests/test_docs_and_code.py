@@ -181,7 +181,8 @@ def test_every_header_is_one_of_the_codes(page: Path) -> None:
     named = {
         name for text in inline(page) for name in re.findall(r"(?<![\w-])x-(?:swarm|should|request)-[a-z-]+", text)
     }
-    assert [name for name in sorted(named) if name not in sources().lower()] == []
+    code = sources().lower() if named else ""
+    assert [name for name in sorted(named) if name not in code] == []
 
 
 @each_page

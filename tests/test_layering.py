@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Self
 
@@ -143,6 +144,7 @@ class Module:
         return found
 
 
+@cache
 def modules() -> dict[str, Module]:
     """Every product module by its dotted name. Takes a second, so that one test does it for all rules."""
     found: dict[str, Module] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -40,28 +41,43 @@ def names_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 pass
 
 
-def pronouns_in(source: str) -> list[tuple[str, int]]:
-    return [(name, line) for name, line in names_in(ast.parse(source)) if name.strip("_") in PRONOUNS]
+def pronouns_in(tree: ast.AST) -> list[tuple[str, int]]:
+    return [(name, line) for name, line in names_in(tree) if name.strip("_") in PRONOUNS]
+
+
+@cache
+def vocabulary() -> tuple[list[str], dict[str, list[str]]]:
+    """The uses of pronouns as names, and the places of each public class. To read all sources takes a second."""
+    uses: list[str] = []
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        tree, file = ast.parse(path.read_text()), path.relative_to(ROOT)
+        uses += [f"{file}:{line} {name}" for name, line in pronouns_in(tree)]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{file}:{node.lineno}")
+    return uses, places
 
 
 def test_what_counts_as_a_pronoun() -> None:
     source = "for one in servers:\n    one.known = tell(said=1)\ndef _place(given): ...\nfrom_one = 'one'\n"
-    assert pronouns_in(source) == [("_place", 3), ("one", 1), ("known", 2), ("given", 3), ("one", 2), ("said", 2)]
+    assert pronouns_in(ast.parse(source)) == [
+        ("_place", 3),
+        ("one", 1),
+        ("known", 2),
+        ("given", 3),
+        ("one", 2),
+        ("said", 2),
+    ]
 
 
 def test_names_are_nouns() -> None:
-    uses = [
-        f"{path.relative_to(ROOT)}:{line} {name}" for path in sources() for name, line in pronouns_in(path.read_text())
-    ]
+    uses, _ = vocabulary()
     assert not uses, f"{len(uses)} names are pronouns: name what each holds\n" + "\n".join(uses)
 
 
 def test_a_public_class_has_a_name_of_its_own() -> None:
-    places: dict[str, list[str]] = defaultdict(list)
-    for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    _, places = vocabulary()
     assert {name: where for name, where in places.items() if len(where) > 1 and name not in SHARED_CLASSES} == {}
     assert all(len(places[name]) == 2 for name in SHARED_CLASSES)
 
