@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from openai import OpenAI
 from study.curves import Curve
 
 from swarm.importer import SourceFolder
@@ -79,6 +78,8 @@ def test_a_later_goal_is_worth_less(agent: ModuleType) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize(("share", "rewards"), [(1.0, [0.0, 0.0, 0.0, 1.0]), (0.0, [])])
 async def test_a_walk_is_one_conversation(agent: ModuleType, share: float, rewards: list[float]) -> None:
+    from openai import OpenAI
+
     pupil = Pupil()
     pupil.share = share
     vllm = ScriptedVllm(pupil.answer)

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from openai import OpenAI
 from study.curves import Curve, permuted
 
 from swarm.importer import SourceFolder
@@ -56,6 +55,8 @@ def test_the_calculator_answers_or_says_what_is_wrong(agent: ModuleType) -> None
 @pytest.mark.anyio
 @pytest.mark.parametrize(("share", "said"), [(1.0, "The calculator says 9."), (0.0, "The calculator says error: call")])
 async def test_the_agent_calls_the_calculator_where_it_may(agent: ModuleType, share: float, said: str) -> None:
+    from openai import OpenAI
+
     pupil = Pupil()
     pupil.share = share
     question = "Anna has 4 apples and buys 5 more. How many apples does Anna have now?"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 from anyio.from_thread import start_blocking_portal
-from openai import OpenAI
 from typer.testing import CliRunner
 
 from gateway.cli.root import app
@@ -63,6 +62,8 @@ def _outside_of_files(block: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("model_and_engine")
 def test_to_the_letter(tmp_path: Path) -> None:
+    from openai import OpenAI
+
     work = tmp_path / "empty"
     work.mkdir()
     done = subprocess.run(

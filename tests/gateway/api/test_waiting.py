@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-import openai
 import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -73,6 +72,7 @@ async def engine_starts_after_a_refusal(swarm: Swarm, http: Http) -> AsyncGenera
 
 async def test_real_sdks_ask_again_for_streams_that_waited_in_vain(swarm: Swarm, open_gateway: OpenGateway) -> None:
     import anthropic
+    import openai
 
     swarm.answer, swarm.state = saying("here it is"), EngineState.OFFLINE
     async with (

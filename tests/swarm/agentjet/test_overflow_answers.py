@@ -6,10 +6,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 from starlette.applications import Starlette
 
@@ -24,6 +23,9 @@ from tests.standins.vllm import ScriptedVllm, plain
 from tests.standins.vllm import listening as serving
 from tests.standins.vllm_rules import VllmRules
 from tests.swarm.server.conftest import Claimed, Rig, ready
+
+if TYPE_CHECKING:
+    import openai
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +82,8 @@ async def rig(tmp_path: Path) -> AsyncGenerator[Rig]:
 
 
 def sdk_of(episode: Claimed, base_url: str = "") -> openai.AsyncOpenAI:
+    import openai
+
     return openai.AsyncOpenAI(base_url=base_url or episode.base_url, api_key=episode.key, max_retries=0)
 
 
@@ -181,6 +185,8 @@ async def test_eval_episodes_sample_as_the_job_says_where_their_client_does_not(
 
 
 async def test_a_call_of_an_episode_that_is_over_is_told_how_it_ended(rig: Rig) -> None:
+    import openai
+
     ended, aborted, idle = await rig.claim(), await rig.claim(), await rig.claim(discard_episode_timeout=0.01)
     await ended.chat()
     await ended.end()
@@ -231,6 +237,7 @@ def at(url: str | httpx.URL, token: str) -> str:
 
 async def test_a_token_may_be_the_password_of_the_address(guarded: tuple[Rig, str, str]) -> None:
     import anthropic
+    import openai
 
     rig, mine, theirs = guarded
     url = str(rig.client.base_url).rstrip("/")
@@ -297,6 +304,8 @@ async def test_what_is_no_password_opens_nothing(guarded: tuple[Rig, str, str], 
 async def test_our_own_client_takes_such_an_address(
     guarded: tuple[Rig, str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    import openai
+
     monkeypatch.delenv("SWARM_TOKEN", raising=False)
     rig, mine, _ = guarded
     rig.vllm.default = plain([5])

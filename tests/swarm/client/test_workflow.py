@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import uvicorn
 from starlette.responses import JSONResponse
@@ -160,6 +159,8 @@ def test_metrics_are_the_numbers_of_any_library(load: Load, api: EpisodeEndpoint
 
 
 def test_a_refused_call_reaches_the_workflow(load: Load, api: EpisodeEndpoint, server: ScriptedServer) -> None:
+    import openai
+
     from tests.swarm.client.scripted import Answer
 
     refusal: dict[str, Any] = {"error": {"message": "no", "type": "invalid_request_error", "code": None}}
