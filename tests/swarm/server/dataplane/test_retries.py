@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-import anthropic
-import openai
 import pytest
 
 from tests.standins.vllm import plain, role_chunk, streamed, token_chunk, usage_chunk
@@ -69,17 +67,23 @@ async def line(rig: Rig, episode: Claimed) -> AsyncGenerator[tuple[Line, str]]:
 
 
 async def chat(url: str, key: str) -> str:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=url, api_key=key) as sdk:
         return (await sdk.chat.completions.create(model="tiny", messages=HI)).choices[0].message.content or ""
 
 
 async def stream(url: str, key: str) -> str:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=url, api_key=key) as sdk:
         chunks = await sdk.chat.completions.create(model="tiny", messages=HI, stream=True)
         return "".join([choice.delta.content or "" async for chunk in chunks for choice in chunk.choices]).strip()
 
 
 async def message(url: str, key: str) -> str:
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key=key) as sdk:
         answer: Any = await sdk.messages.create(model="tiny", max_tokens=20, messages=HI)
         return answer.content[0].text
