@@ -93,6 +93,18 @@ class CallOwner:
         """The error that the caller gets in the place of vLLM's ``refusal``; ``None``: the refusal stands."""
         return None
 
+    def refuse(self, error: SwarmGatewayError) -> None:
+        """Note that the caller gets ``error`` in the place of an answer."""
+        for episode in self.episodes:
+            episode.refused += error.should_retry
+
+    def answer_is_lost(self) -> bool:
+        """Whether a call that its caller repeats was answered before, unless it may be one that was refused."""
+        refused = [episode for episode in self.episodes if episode.refused]
+        for episode in refused:
+            episode.refused -= 1
+        return not refused
+
     def record(self, calls: Mapping[int, ModelCall]) -> None:
         """Keep what was sampled, by the index of the choice."""
         recorded = [(self.episodes[choice], call) for choice, call in calls.items()]

@@ -216,7 +216,7 @@ class ChatSession:
         version: gives the policy version that is served now.
         owner: gets the record.
         goes_on: what the conversation goes on from; without messages, ``None``.
-        again: the caller's SDK repeats the call, since no answer reached it.
+        again: the caller's SDK repeats the call, whose answer did not reach it.
         syncs: the weight syncs that the call may run over.
     """
 

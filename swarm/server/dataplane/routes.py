@@ -173,6 +173,16 @@ class DataPlane:
     async def _chat(
         self, request: Request, owner: CallOwner, dialect: Dialect, group_size: int | None = None
     ) -> Response:
+        again = is_sdk_retry(request.headers) and owner.answer_is_lost()
+        try:
+            return await self._answer(request, owner, dialect, group_size, again=again)
+        except SwarmGatewayError as exc:
+            owner.refuse(exc)
+            raise
+
+    async def _answer(
+        self, request: Request, owner: CallOwner, dialect: Dialect, group_size: int | None, *, again: bool
+    ) -> Response:
         asked = await read_json(request)
         # an episode may have ended while the body was read
         owner.check()
@@ -202,7 +212,7 @@ class DataPlane:
             version=lambda: owner.version,
             owner=owner,
             goes_on=goes_on,
-            again=is_sdk_retry(request.headers),
+            again=again,
             syncs=controller.engine.syncs,
         )
         if call.wants.stream:
@@ -312,6 +322,7 @@ class EventStreamResponse(Response):
             return
         except SwarmGatewayError as exc:
             if not self._started:
+                self._owner.refuse(exc)
                 await _refusal(self._dialect, exc)(scope, receive, send)
                 return
             if not isinstance(exc, StreamCutError):

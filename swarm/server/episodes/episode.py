@@ -56,6 +56,8 @@ class LiveEpisode:
     #: of an eval episode: policy version and sampled tokens of each call
     unrecorded: list[tuple[int, int]] = field(default_factory=lambda: [])
     quarantine_reason: str = ""
+    #: calls that were answered with an error alone, and that their caller may repeat
+    refused: int = 0
     over: Once = field(default_factory=Once)
     _why_over: Callable[[], SwarmGatewayError] | None = field(default=None, init=False, repr=False)
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.standins.vllm import plain, role_chunk, streamed, token_chunk, usage_chunk
-from tests.swarm.server.conftest import Claimed, Rig
+from tests.swarm.server.conftest import Claimed, Rig, ready
 
 pytestmark = pytest.mark.anyio
 
@@ -109,3 +109,31 @@ async def test_an_answer_that_was_lost_is_not_trained(
     assert (tokens["calls"], tokens["sampled"], tokens["trained"], tokens["repeated"]) == (3, 3, 1, 2)
     (trajectory,) = [one for group in rig.controller.pool.collection.groups.waiting() for one in group.members]
     assert [timeline.response_ids.tolist() for timeline in trajectory.trajectory.timelines] == [[7]]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("in_flight", [False, True])
+async def test_a_retry_of_a_refused_call_replaces_no_equal_answer_that_came(
+    rig: Rig, episode: Claimed, streams: bool, in_flight: bool
+) -> None:
+    """An agent that asks the same again, as where it could not read the answer, while the engine goes."""
+    rig.vllm.script += [plain([5]), rig.vllm.hang()]
+    assert (await episode.chat()).status_code == 200
+    if in_flight:
+        second = asyncio.create_task(episode.chat(stream=streams))
+        await rig.eventually(lambda: len(rig.vllm.requests) == 2)
+        rig.controller.offline("killed by a test")
+    else:
+        rig.vllm.script.clear()
+        rig.controller.offline("killed by a test")
+        second = asyncio.create_task(episode.chat(stream=streams))
+    refused = await second
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "true")
+    rig.controller.boot()
+    rig.controller.rollout_ready(ready(rig.vllm_address))
+    rig.vllm.script.append(plain([6]))
+    retry = episode.request()
+    retry.headers["x-stainless-retry-count"] = "1"
+    assert (await rig.client.send(retry)).status_code == 200
+    tokens = (await episode.end())["tokens"][episode.uuid]
+    assert (tokens["sampled"], tokens["trained"]) == (2, 2)
