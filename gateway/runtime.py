@@ -24,6 +24,7 @@ from gateway.sessions.response_store import ResponseStore
 from gateway.sessions.sessions import Sessions
 from gateway.stats import Stats
 from gateway.takeover.delivered import DeliveredAnswers
+from reward_hooks.runner import HookThreads
 from swarm.errors import ConfigError, ConflictError, RelayedError, SwarmGatewayError
 
 logger = logging.getLogger(__name__)
@@ -136,17 +137,19 @@ class Gateway:
 
     async def _reload(self, source: ConfigSource) -> tuple[list[str], list[str]]:
         async with self._reloading:
-            # loading hooks runs the operator's code
+            # loading hooks runs the operator's code: in a thread of its own, which may hang for ever
             try:
-                async with asyncio.timeout(LOAD_SECONDS):
-                    plan = await asyncio.to_thread(lambda: Plan.of(source()))
+                done = await HookThreads(1).call(lambda: Plan.of(source()), timeout=LOAD_SECONDS)
             except TimeoutError as exc:
                 raise ConfigError(
                     f"it was not read within {LOAD_SECONDS:g} s: what does a file of hooks wait for as it is loaded?"
                 ) from exc
-            except OSError as exc:
+            if isinstance(done.error, OSError):
                 # such as a folder into which this user may not look
-                raise ConfigError(str(exc)) from exc
+                raise ConfigError(str(done.error)) from done.error
+            if done.error is not None:
+                raise done.error
+            plan: Plan = done.value
             old, before = self.config, self.routes.table.routes
             if _has_keys(plan.config) != _has_keys(old):
                 raise ConfigError(

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ async def test_a_hook_that_hangs_as_it_is_loaded_ends_its_reload_alone(
     config = Config(tmp_path, swarm)
     config.write("old")
     app = create_app(read_gateway(config.path), lambda: read_gateway(config.path))
+    # the threads of the event loop are few, and not for what may hang in them
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     async with serving(app) as http:
         hangs = f"from {__name__} import RELEASED\nRELEASED.wait()\n"
         write_hooks(tmp_path / "hooks", hangs + REWARD)
