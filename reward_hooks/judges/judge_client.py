@@ -202,6 +202,9 @@ class JudgeClient:
         """Those of the running loop."""
         loop = asyncio.get_running_loop()
         if (connections := self._by_loop.get(loop)) is None:
+            for closed in [other for other in list(self._by_loop) if other.is_closed()]:
+                # whoever closed it left its generators open
+                self._by_loop.pop(closed, None)
             http = HttpClient(proxies=has_proxy(self.endpoint.base_url))
             permits = asyncio.Semaphore(self.endpoint.max_concurrency)
             connections = _Connections(http, permits, self._open_until_the_loop_ends(http))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +276,22 @@ def test_a_client_outlives_its_event_loop() -> None:
             return reward.value
 
     assert [asyncio.run(once()), asyncio.run(once())] == [1.0, 1.0]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore:Unclosed:ResourceWarning")
+async def test_an_event_loop_that_its_hook_closed_is_let_go(scripted: ScriptedJudge) -> None:
+    judge = make_judge({"kind": "pointwise", "endpoint": {**scripted.endpoint, "cache_entries": 0}})
+
+    def hook() -> weakref.ref[asyncio.AbstractEventLoop]:
+        # unlike asyncio.run, it does not end what the loop still holds
+        with closing(asyncio.new_event_loop()) as loop:
+            loop.run_until_complete(judge.on_compute_relative_reward(TASK, answers(0, 1), context("c")))
+        return weakref.ref(loop)
+
+    loops = [await asyncio.to_thread(hook) for _ in range(3)]
+    await judge.on_compute_relative_reward(TASK, answers(0, 1), context())
+    gc.collect()
+    assert [loop() for loop in loops] == [None] * 3
 
 
 async def test_hooks_without_async_may_each_ask_one_judge_in_an_event_loop_of_their_own(
