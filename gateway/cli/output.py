@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +41,10 @@ def tell(as_json: bool, value: Any, *lines: str) -> None:
 
 @contextmanager
 def told_as_json(as_json: bool) -> Generator[None]:
-    """Tell what is wrong with a file as a line of JSON, and leave with 2; what hooks print as they load goes to
-    stderr."""
+    """Tell what is wrong with a file, with ``as_json`` as a line of JSON and leave with 2; what hooks print as they
+    load goes to stderr."""
     try:
-        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        with redirect_stdout(sys.stderr):
             yield
     except ConfigError as exc:
         if not as_json:

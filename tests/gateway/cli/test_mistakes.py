@@ -289,6 +289,18 @@ def test_a_run_folder_in_use_is_told_and_not_touched(command: str, project: Path
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_what_a_hook_prints_as_it_loads_is_no_event(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / HOOK).write_text(f"print('loading')\n{REWARD}")
+    monkeypatch.setattr(sys, "argv", ["swarm-gateway", "up", "my.yaml", "--json"])
+    with held(project / "runs/default"), pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr()
+    assert "loading" not in printed.out and "loading" in printed.err
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_a_folder_that_holds_the_file_is_not_renamed(project: Path, told: Callable[[str], str]) -> None:
     (project / "my.yaml").write_text(UP.replace("swarm:", "swarm:\n  run_dir: ."))
     message = told("up my.yaml --check --fresh")
