@@ -203,7 +203,7 @@ def living_run(run_dir: Path) -> RunFile | None:
         run = RunFile.model_validate_json(text)
         started = since_boot(psutil.Process(run.pid))
         # a copy of the folder has the original's
-        if not any(os.path.samefile(run_dir, server.run_dir) for server in run.servers):
+        if run_dir.resolve() not in {server.run_dir.resolve() for server in run.servers}:
             return None
     except (OSError, ValidationError, psutil.Error):
         return None

@@ -195,6 +195,15 @@ def test_a_copy_of_a_run_folder_leads_to_no_server(tmp_path: Path, monkeypatch: 
         assert runs_of() == found, folder
 
 
+def test_a_run_of_several_jobs_is_found_though_the_folder_of_one_is_gone(tmp_path: Path) -> None:
+    servers = [run_folder.RunServer(job=job, url="http://127.0.0.1:9", run_dir=tmp_path / job) for job in ("a", "b")]
+    for server in servers:
+        server.run_dir.mkdir()
+    run_folder.write_run(run := run_folder.run_of_this_process(None, servers, "", "t"))
+    shutil.rmtree(tmp_path / "a")
+    assert run_folder.living_run(tmp_path / "b") == run
+
+
 def test_of_two_gateways_in_a_folder_one_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert gateway_run(None) is None
