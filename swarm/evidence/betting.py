@@ -17,17 +17,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-from swarm.intervals import Interval
 
 #: Fractions of the largest safe stake. Small ones find small differences late, large ones find large differences soon.
 BETS = (0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 #: Ends of intervals are multiples of one part in so many.
 GRID = 200
-#: Steps of the grid are cut in so many before values are rounded to it: an interval then costs the same for any number.
-_FINER = 5
+#: Values are rounded to multiples of one part in so many, so that an end costs the same for any number of them.
+_FINE = 5 * GRID
 
 
 @dataclass(slots=True)
@@ -54,9 +51,7 @@ class Wealth:
         Raises:
             ValueError: it is not in [-1, 1].
         """
-        # also of NaN
-        if not -1 <= value <= 1:
-            raise ValueError(f"a paired difference is in [-1, 1], not {value}")
+        _check(value)
         gain = (value - self.most) / (1 + self.most)
         for index, bet in enumerate(BETS):
             self.logs[index] += times * math.log1p(bet * gain)
@@ -72,40 +67,54 @@ class Wealth:
         return self.log_evidence >= -math.log(alpha)
 
 
-def interval(values: Iterable[float], below: float, above: float) -> Interval:
-    """The mean of ``values``, each in [-1, 1], and the means that they do not refute: those below the low end are
-    refuted at ``below``, those above the high end at ``above``, and the interval errs by chance in at most the sum.
+class LowEnd:
+    """The lower end of the means that values in [-1, 1] do not refute, as they come.
 
-    The ends are on a grid of step ``1 / GRID``, and values are rounded, so that the interval can only be wider; without
-    values they are -1 and 1.
-
-    Raises:
-        ValueError: a value is not in [-1, 1].
+    It is on a grid of step ``1 / GRID``, and values are rounded, so that it can only be lower. It is a function of the
+    values, however often one looked, up to rounding in any order; a look costs the less the nearer the last one's end.
+    The upper end is the same of the values times -1, times -1.
     """
-    counts = Counter(values)
-    total = counts.total()
-    if not total:
-        return Interval(0.0, -1.0, 1.0)
-    mean = math.fsum(value * times for value, times in counts.items()) / total
-    return Interval(mean, _low(counts, below, 1), -_low(counts, above, -1))
 
+    def __init__(self) -> None:
+        #: how often each came
+        self._values: Counter[float] = Counter()
+        #: the largest mean that was refuted at the last look, in steps of the grid
+        self._refuted = 0
 
-def _low(counts: Counter[float], alpha: float, sign: int) -> float:
-    """The largest mean of the grid that the values times ``sign`` refute as an upper bound of their mean; -1 if they
-    refute none."""
-    fine = _FINER * GRID
-    rounded: Counter[float] = Counter()
-    for value, times in counts.items():
-        if not -1 <= value <= 1:
-            raise ValueError(f"a paired difference is in [-1, 1], not {value}")
+    def add(self, value: float) -> None:
+        """Count ``value``.
+
+        Raises:
+            ValueError: it is not in [-1, 1].
+        """
+        _check(value)
         # down, which is less evidence; what rounding errors moved below a step is on it
-        rounded[math.floor(sign * value * fine + 1e-6) / fine] += times
-    # by bisection, because whoever refutes a mean refutes all below it
-    refuted, standing = -GRID, GRID
-    while standing - refuted > 1:
-        middle = (refuted + standing) // 2
-        wealth = Wealth(middle / GRID)
-        for value, times in rounded.items():
+        self._values[math.floor(value * _FINE + 1e-6) / _FINE] += 1
+
+    def at(self, alpha: float) -> float:
+        """The largest mean of the grid that the values refute at ``alpha`` as an upper bound of their mean; -1 if they
+        refute none."""
+        # whoever refutes a mean refutes all below it: away from the last end in steps that double, then by bisection
+        refuted, standing, step, mean = -GRID, GRID, 1, max(self._refuted, 1 - GRID)
+        while standing - refuted > 1:
+            if self._refute(mean / GRID, alpha):
+                refuted = mean
+                mean = min(refuted + step, (refuted + standing) // 2)
+            else:
+                standing = mean
+                mean = max(standing - step, (refuted + standing) // 2)
+            step *= 2
+        self._refuted = refuted
+        return refuted / GRID
+
+    def _refute(self, mean: float, alpha: float) -> bool:
+        wealth = Wealth(mean)
+        for value, times in self._values.items():
             wealth.add(value, times)
-        refuted, standing = (middle, standing) if wealth.refutes(alpha) else (refuted, middle)
-    return refuted / GRID
+        return wealth.refutes(alpha)
+
+
+def _check(value: float) -> None:
+    # also of NaN
+    if not -1 <= value <= 1:
+        raise ValueError(f"a paired difference is in [-1, 1], not {value}")

@@ -18,9 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Self
 
-from swarm.evidence.betting import Interval, Wealth, interval
+from swarm.evidence.betting import LowEnd, Wealth
 from swarm.evidence.pairs import GateRules, Pair, SideResult, Terms
 from swarm.evidence.ratings import Ratings, SideRating
+from swarm.intervals import Interval
 from swarm.types import Model
 
 #: ``worse``: proven to be below zero, on reward or a suite, or beyond a guard's bound.
@@ -83,13 +84,18 @@ class _Reward:
 
     def __init__(self, rules: GateRules) -> None:
         self._margin = rules.margin
-        #: how often each came, to four digits: an interval needs no more, and any number of them takes little memory
-        self.differences: Counter[float] = Counter()
+        #: how many differences came, and their sum in ten-thousandths: an interval needs no more digits
+        self.requests, self._sum = 0, 0
+        self._low, self._high = LowEnd(), LowEnd()
         self._not_worse = Wealth(-rules.margin)
         self._better, self._worse = Wealth(), Wealth()
 
     def add(self, difference: float) -> None:
-        self.differences[round(difference, 4)] += 1
+        rounded = round(difference, 4)
+        self.requests += 1
+        self._sum += round(10_000 * rounded)
+        self._low.add(rounded)
+        self._high.add(-rounded)
         self._not_worse.add(difference)
         self._better.add(difference)
         self._worse.add(-difference)
@@ -105,7 +111,8 @@ class _Reward:
 
     def around(self, finding: Finding, alpha: float, alarm: float) -> Interval:
         """The mean difference between the ends that :meth:`finding` has proven; elsewhere they are on a grid."""
-        mean, low, high = interval(self.differences, alpha, alarm)
+        mean = self._sum / 10_000 / max(1, self.requests)
+        low, high = self._low.at(alpha), -self._high.at(alarm)
         match finding:
             case "better":
                 return Interval(mean, max(low, 0.0), high)
@@ -292,7 +299,7 @@ class PairedEvidence:
         sentence = "; ".join(
             part
             for part in (
-                _of_reward(findings[""], around, live.differences.total(), rules),
+                _of_reward(findings[""], around, live.requests, rules),
                 _of_suites(suites),
                 *(f"{_MORE[name]} than max_{name} {getattr(rules, f'max_{name}'):g} allows" for name in guards),
                 *(self._held_back(name) for name in self._rewards if self._holds(name)),
@@ -306,7 +313,7 @@ class PairedEvidence:
             difference=around.mean,
             low=around.low,
             high=around.high,
-            requests=live.differences.total(),
+            requests=live.requests,
             unjudged=self.unjudged,
             rated=self._ratings.counts,
             begun=self.sides.begun,

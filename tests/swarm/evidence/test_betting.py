@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.evidence.betting import BETS, GRID, Wealth, interval
+from swarm.evidence.betting import BETS, GRID, LowEnd, Wealth
+from swarm.intervals import Interval
 
 VALUES = st.floats(-1, 1)
 MANY = st.lists(VALUES, max_size=40)
@@ -20,6 +21,14 @@ def wealth_of(values: list[float], most: float = 0.0) -> Wealth:
     for value in values:
         wealth.add(value)
     return wealth
+
+
+def interval(values: list[float], below: float, above: float) -> Interval:
+    low, high = LowEnd(), LowEnd()
+    for value in values:
+        low.add(value)
+        high.add(-value)
+    return Interval(math.fsum(values) / max(1, len(values)), low.at(below), -high.at(above))
 
 
 @given(values=MANY)
@@ -72,6 +81,37 @@ def test_the_ends_of_an_interval_are_where_the_evidence_crosses(values: list[flo
     assert low == -1 or wealth_of([min(1.0, value + 1e-9) for value in values], low).refutes(0.05)
     # values are rounded to a fifth of a step
     assert low + 2 / GRID >= 1 or not wealth_of(values, low + 2 / GRID).refutes(0.05)
+
+
+@given(
+    parts=st.lists(
+        st.tuples(st.sampled_from([-1.0, -0.3, 0.0, 0.02, 0.7, 1.0]) | VALUES, st.integers(1, 300)), max_size=12
+    )
+)
+def test_an_end_is_the_largest_refuted_mean_however_often_one_looked(parts: list[tuple[float, int]]) -> None:
+    looked, values = LowEnd(), list[float]()
+    for value, times in parts:
+        values += [value] * times
+        for _ in range(times):
+            looked.add(value)
+        found = looked.at(0.05)
+        assert found == looked.at(0.05) == interval(values, 0.05, 0.05).low
+        rounded = [math.floor(value * 5 * GRID + 1e-6) / (5 * GRID) for value in values]
+        for mean, is_refuted in ((round(found * GRID), True), (round(found * GRID) + 1, False)):
+            if -GRID < mean < GRID:
+                assert wealth_of(rounded, mean / GRID).refutes(0.05) is is_refuted
+
+
+def test_another_look_takes_two_tests_where_the_end_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, chance, tests = LowEnd(), random.Random(2), list[float]()
+    for _ in range(300):
+        end.add(chance.uniform(-0.8, 1))
+    before = end.at(0.05)
+    refutes = Wealth.refutes
+    monkeypatch.setattr(Wealth, "refutes", lambda self, alpha: tests.append(self.most) or refutes(self, alpha))
+    end.add(0.1)
+    assert end.at(0.05) == before
+    assert tests == [before, before + 1 / GRID]
 
 
 def test_a_smaller_chance_of_error_widens_the_interval() -> None:
