@@ -135,19 +135,19 @@ class _Sides:
     def __init__(self, share: float) -> None:
         self._share = share
         self.begun = (0, 0)
-        # in [-1, 1], a conversation of the challenger's is 1, one of the incumbent's -1
-        mean = 2 * share - 1
-        self._tests = (Wealth(mean), Wealth(-mean)) if -1 < mean < 1 else ()
 
     def add(self, challenger: int, incumbent: int) -> None:
         self.begun = self.begun[0] + challenger, self.begun[1] + incumbent
-        for sign, wealth in zip((1.0, -1.0), self._tests, strict=False):
-            wealth.add(sign, challenger)
-            wealth.add(-sign, incumbent)
 
     @property
     def uneven(self) -> bool:
-        return any(wealth.refutes(MISMATCH / 2) for wealth in self._tests)
+        # in [-1, 1], a conversation of the challenger's is 1, one of the incumbent's -1
+        mean = 2 * self._share - 1
+        tests = (Wealth(mean), Wealth(-mean)) if -1 < mean < 1 else ()
+        for sign, wealth in zip((1.0, -1.0), tests, strict=False):
+            for side, times in zip((sign, -sign), self.begun, strict=True):
+                wealth.add(side, times)
+        return any(wealth.refutes(MISMATCH / 2) for wealth in tests)
 
     @property
     def sentence(self) -> str:

@@ -74,19 +74,25 @@ class Comparisons:
     def restore(self, run_id: str, rows: Iterable[PairRow], ratings: Iterable[RatingRow] = ()) -> None:
         """Go on after a restart with the rows of the run, in the order in which they were appended."""
         self.begin_run(run_id)
+        # a server before may have had other fields, and so another digest
+        digests: dict[str, str] = {}
+
+        def digest_of(row: PairRow | RatingRow, terms: Terms) -> str:
+            return digests.get(row.terms) or digests.setdefault(row.terms, terms.digest)
+
         for row in rows:
-            self._take(Pair.model_validate_json(row.pair))
+            pair = Pair.model_validate_json(row.pair)
+            self._take(pair, digest_of(row, pair.terms))
         for row in ratings:
             rating = SideRating.model_validate_json(row.rating)
-            # a server before may have had other fields, and so another digest
-            if (followed := self.followed.get(rating.terms.digest)) is not None:
+            if (followed := self.followed.get(digest_of(row, rating.terms))) is not None:
                 followed.rate(rating)
 
     def add(self, pair: Pair) -> None:
         """Count ``pair`` and append it, unless there is one of its group already, or it is late: of weights that the
         engine has gone back from."""
-        if not self._is_left(_version(pair.terms)) and self._take(pair):
-            digest = pair.terms.digest
+        digest = pair.terms.digest
+        if not self._is_left(_version(pair.terms)) and self._take(pair, digest):
             self._append(PairRow(self._run_id, pair.group_id, digest, pair.model_dump_json()))
             self._on_evidence(self.followed[digest])
 
@@ -112,10 +118,9 @@ class Comparisons:
                 newest[_key(terms)] = rank, followed
         return [_status(newest[name][1]) for name in sorted(newest)]
 
-    def _take(self, pair: Pair) -> bool:
+    def _take(self, pair: Pair, digest: str) -> bool:
         if pair.group_id in self._groups:
             return False
-        digest = pair.terms.digest
         self._groups[pair.group_id] = digest
         if len(self._groups) > MAX_GROUPS:
             del self._groups[next(iter(self._groups))]

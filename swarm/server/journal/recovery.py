@@ -95,11 +95,12 @@ def recover(connection: sqlite3.Connection) -> Recovered:
         pairs=[
             PairRow(run_id, *row)
             for row in query(
-                "SELECT group_id, terms, pair FROM pairs WHERE run_id = ? AND terms IN (SELECT terms FROM"
-                " (SELECT terms, last, row_number() OVER (PARTITION BY json_extract(pair, '$.terms.route',"
-                " '$.terms.incumbent') ORDER BY last DESC) AS latest FROM (SELECT terms, pair, max(rowid) AS last"
-                " FROM pairs WHERE run_id = ? GROUP BY terms)) WHERE latest <= ? ORDER BY last DESC LIMIT ?)"
-                " ORDER BY rowid",
+                # by row numbers, so that no pair is sorted
+                "SELECT group_id, terms, pair FROM pairs WHERE rowid IN (SELECT rowid FROM pairs WHERE run_id = ? AND"
+                " terms IN (SELECT terms FROM (SELECT of.terms, last, row_number() OVER (PARTITION BY"
+                " json_extract(pair, '$.terms.route', '$.terms.incumbent') ORDER BY last DESC) AS latest FROM"
+                " (SELECT terms, max(rowid) AS last FROM pairs WHERE run_id = ? GROUP BY terms) AS of"
+                " JOIN pairs ON pairs.rowid = last) WHERE latest <= ? ORDER BY last DESC LIMIT ?)) ORDER BY rowid",
                 (run_id, run_id, MAX_COMPARISONS, MAX_OF_ALL),
             )
         ],

@@ -86,6 +86,19 @@ def test_rows_give_the_same_statuses(made: list[tuple[int, int, float | None]]) 
     assert again.statuses() == found.statuses()
 
 
+def test_a_restart_works_out_the_digest_of_equal_terms_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[PairRow] = []
+    before = Comparisons(rows.append, "run")
+    for number in range(30):
+        before.add(pair(f"g{number}", challenger=number % 3))
+    worked_out, digest = list[int | None](), vars(Terms)["digest"].fget
+    monkeypatch.setattr(Terms, "digest", property(lambda one: worked_out.append(one.challenger) or digest(one)))
+    after = Comparisons(rows.append)
+    after.restore("run", rows)
+    assert worked_out == [0, 1, 2]
+    assert after.statuses() == before.statuses()
+
+
 @pytest.mark.anyio
 async def test_what_is_proven_of_one_route_is_forgotten_for_no_other(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.db")
