@@ -61,6 +61,8 @@ class Server:
             plan.job, plan.boot_timeout, plan.run_dir, self.tell, restart_pause=restart_pause, is_spared=is_spared
         )
         self._silent_since: float | None = None
+        #: `engine_changes` of the last status with steps
+        self._changes: int | None = None
 
     def connect(self, url: str, token: str, client_name: str) -> None:
         # one attempt per call: the loops here repeat calls, and a signal must not wait for retries
@@ -135,7 +137,7 @@ class Server:
         """
         assert self.client is not None
         try:
-            status = self.client.status(episodes=0, steps=_LATEST_STEPS)
+            status = self._status(self.client)
         except (UnavailableError, UpstreamError) as exc:
             self._bear_silence(exc)
             return
@@ -156,6 +158,16 @@ class Server:
         if time.monotonic() - self._silent_since > START_DEADLINE:
             message = f"the {self.child.name} has given no answer for {START_DEADLINE:.0f} s: {error.message}"
             raise UpFailedError(message, self.child.last_lines(), self.child.log)
+
+    def _status(self, client: SwarmClient) -> ServerStatus:
+        """With steps, and evaluations, only where the engine has changed: of a long run they are a megabyte."""
+        if self._changes is not None:
+            status = client.status(episodes=0, steps=0)
+            if status.engine_changes == self._changes:
+                return status
+        status = client.status(episodes=0, steps=_LATEST_STEPS)
+        self._changes = status.engine_changes
+        return status
 
     def _restart(self, client: SwarmClient, status: ServerStatus) -> None:
         """Start the engine again; the swarm server first waits for the end of all processes of the dead one."""

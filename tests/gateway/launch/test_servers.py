@@ -167,9 +167,25 @@ def test_one_error_of_the_swarm_server_ends_nothing(tmp_path: Path, monkeypatch:
         with pytest.raises(UpFailedError, match="has given no answer for 0 s: /status: internal error"):
             server.look(restarts=True)
         # it looks twice a second, and the whole history is megabytes
-        assert {request.query for request in scripted.requests} == {"episodes=0&steps=100"}
+        assert {request.query for request in scripted.requests} <= {"episodes=0&steps=0", "episodes=0&steps=100"}
         assert server.client is not None
         server.client.close()
+
+
+def test_steps_are_asked_for_where_the_engine_has_changed(tmp_path: Path) -> None:
+    told: list[str] = []
+    done = {"steps": [{"step": 1, "batch_id": "b", "metrics": {}, "seconds": 1.0}]}
+    with ScriptedServer() as scripted:
+        scripted.script("/status", at(0, 7), at(0, 7), at(1, 8), at(1, 8) | done, at(1, 8))
+        server = Server(server_plan(tmp_path), cast(Child, Printed()), lambda kind, values: told.append(kind), 1.0)
+        server.connect(scripted.url, "", "up")
+        for _ in range(4):
+            server.look(restarts=True)
+        steps = [request.query.partition("steps=")[2] for request in scripted.requests]
+        assert server.client is not None
+        server.client.close()
+    assert steps == ["100", "0", "0", "100", "0"]
+    assert told.count("step") == 1
 
 
 @pytest.mark.parametrize("changed", [{"lora": {"rank": 8, "alpha": 32}}, {"n_gpu": 2}, {"nnodes": 2}])
