@@ -150,7 +150,6 @@ export async function openGroup(main, id, app) {
       if (event.key === "Escape") leave();
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) judge(answer.index, area.value);
     });
-    setTimeout(() => area.focus());
     return h("div.editor", {}, area, h("div", {}, h("button.main", { onclick: () => judge(answer.index, area.value) }, "Keep the correction ", h("kbd", {}, "Ctrl Enter")), h("button", { onclick: leave }, "Cancel ", h("kbd", {}, "Esc"))));
   }
   function close() {
@@ -162,9 +161,10 @@ export async function openGroup(main, id, app) {
     draw();
   }
   function edit() {
-    if (!mayJudge || editing !== null) return;
-    editing = shown()[focus].index;
+    if (!mayJudge) return;
+    editing ??= shown()[focus].index;
     draw();
+    main.querySelector("textarea").focus();
   }
   async function judge(pick, correction = null) {
     if (!mayJudge || busy) return;
