@@ -32,9 +32,11 @@ export function show(parent, ...children) {
   const held = parent.querySelector(":is(a, button, summary):focus-visible");
   const all = () => [.../** @type {NodeListOf<HTMLElement>} */ (parent.querySelectorAll("a, button, summary"))];
   const like = () => (held ? all().filter((element) => name(element) === name(held)) : []);
-  const place = like().indexOf(held);
+  const before = like();
   parent.replaceChildren(...children.flat(3).filter(Boolean));
-  like()[place]?.focus({ preventScroll: true });
+  const after = like();
+  // where one of several is gone, the place may be another's
+  if (after.length === before.length) after[before.indexOf(held)]?.focus({ preventScroll: true });
 }
 
 /** A number for people. */

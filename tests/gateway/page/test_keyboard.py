@@ -68,6 +68,22 @@ async def test_what_has_the_keyboard_keeps_it_when_news_come(
         assert (await tab.js(_FOCUSED), tab.faults) == (words, [])
 
 
+async def test_what_has_the_keyboard_and_is_gone_gives_it_to_no_other_of_its_name(site: Site, chrome: Browser) -> None:
+    async with chrome.tab() as tab:
+        await log_in(tab, site)
+        await _tab_to(tab, "?")
+        await tab.js("""void import('/ui/dom.js').then(({ h, show }) => {
+            const route = (name, ...moves) => h("section", {}, name, moves.map((move) => h("button", {}, move)));
+            const routes = document.getElementById("who");
+            show(routes, route("one", "Roll back", "Pin"), route("two", "Roll back", "Pin"));
+            routes.querySelector("button").focus();
+            show(routes, route("one", "Pin"), route("two", "Roll back", "Pin"));
+            window.shown = true;
+        })""")
+        await tab.until("window.shown")
+        assert (await tab.js("document.activeElement.tagName"), tab.faults) == ("BODY", [])
+
+
 async def test_a_correction_that_is_being_written_is_not_lost_by_a_key(site: Site, chrome: Browser) -> None:
     for text in ("first prompt", "second prompt"):
         await site.ask(text)
