@@ -14,6 +14,7 @@ from swarm.client.training_options import Progress, TrainOptions, TrainReport
 from swarm.client.training_run import DatasetTraining, Execute
 from swarm.client.wire import EpisodeEndpoint
 from swarm.errors import ConfigError
+from swarm.progress import reward
 from swarm.types import Task, WorkflowOutput
 
 Dataset = Iterable[Task] | Callable[[], Iterable[Task]]
@@ -122,8 +123,8 @@ def _shown(wanted: bool) -> Generator[Callable[[Progress], None]]:
         row = bars.add_task("")
 
         def show(progress: Progress) -> None:
-            reward = "" if progress.mean_reward is None else f", mean reward {progress.mean_reward:.3f}"
-            text = f"{progress.finished} episodes{reward}, {progress.failed} failed"
+            mean = "" if progress.mean_reward is None else f", mean reward {reward(progress.mean_reward)}"
+            text = f"{progress.finished} episodes{mean}, {progress.failed} failed"
             done, total = progress.step - progress.first_step, progress.last_step - progress.first_step
             bars.update(row, completed=done, total=total, description=text)
 

@@ -277,12 +277,16 @@ async def test_a_server_without_a_job_is_told(rolling: ScriptedServer, train: Tr
         await train(TASKS, reward)
 
 
+@pytest.mark.parametrize(("scale", "mean"), [(1.0, "0.500"), (0.0004, "0.0002")])
 async def test_progress_goes_to_stderr(
-    rolling: ScriptedServer, train: Train, capsys: pytest.CaptureFixture[str]
+    rolling: ScriptedServer, train: Train, capsys: pytest.CaptureFixture[str], scale: float, mean: str
 ) -> None:
-    await train(TASKS, reward, progress=True)
+    def scaled(task: Task) -> WorkflowOutput:
+        return WorkflowOutput(reward=scale * (1.0 if task.task_id == "a" else 0.25))
+
+    await train(TASKS, scaled, progress=True)
     shown = capsys.readouterr()
-    assert "6 episodes, mean reward 0.500" in shown.err
+    assert f"6 episodes, mean reward {mean}," in shown.err
     assert shown.out == ""
 
 
