@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,10 @@ async def test_a_hook_that_hangs_as_it_is_loaded_ends_its_reload_alone(
     app = create_app(read_gateway(config.path), lambda: read_gateway(config.path))
     # the threads of the event loop are few, and not for what may hang in them
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    async with serving(app) as http:
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(serving(app))
+        RELEASED.clear()
+        stack.callback(RELEASED.set)
         hangs = f"from {__name__} import RELEASED\nRELEASED.wait()\n"
         write_hooks(tmp_path / "hooks", hangs + REWARD)
         with monkeypatch.context() as patch:
@@ -83,10 +87,7 @@ async def test_a_hook_that_hangs_as_it_is_loaded_ends_its_reload_alone(
         assert (refused.status_code, "0.2 s" in refused.text) == (400, True)
         assert (await ask(http, model="old")).status_code == 200
         write_hooks(tmp_path / "hooks", REWARD)
-        try:
-            assert (await http.post("/admin/reload")).status_code == 200
-        finally:
-            RELEASED.set()
+        assert (await http.post("/admin/reload")).status_code == 200
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this platform has no SIGHUP")
