@@ -6,7 +6,7 @@ import { order, state } from "/ui/groups.js";
 
 /** Whether groups are judged blind; it stays on from group to group. */
 let blind = false;
-/** Corrections that are being written, by group: who comes back to one goes on with it. */
+/** Corrections that are being written, by writer and group: who comes back to one goes on with it. */
 const drafts = new Map();
 
 /** The group under `#/group/ID`. */
@@ -25,8 +25,9 @@ export async function openGroup(main, id, app) {
   const shuffled = shuffle(group.answers.map((answer) => answer.index), group.id);
   let focus = 0;
   let marked = true;
+  const written = JSON.stringify([app.me.name, id]);
   /** Of which answer the correction is written, and what of it is there. */
-  let { editing = null, draft = null } = (mayJudge && drafts.get(id)) || {};
+  let { editing = null, draft = null } = (mayJudge && drafts.get(written)) || {};
   let busy = false;
 
   const mine = () => group.judgements[app.me.name];
@@ -144,7 +145,7 @@ export async function openGroup(main, id, app) {
   function editor(answer) {
     // without the words that it was cut, see _shortened of kept_groups.py
     const text = answer.text.replace(/\n\[\d+ more characters are not kept\]$/, "");
-    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 65536, value: draft ?? text, oninput: () => drafts.set(id, { editing, draft: (draft = area.value) }) });
+    const area = h("textarea", { "aria-label": "the corrected answer", rows: 8, maxlength: 65536, value: draft ?? text, oninput: () => drafts.set(written, { editing, draft: (draft = area.value) }) });
     area.addEventListener("keydown", (event) => {
       event.stopPropagation();
       if (event.key === "Escape") leave();
@@ -154,7 +155,7 @@ export async function openGroup(main, id, app) {
   }
   function close() {
     editing = draft = null;
-    drafts.delete(id);
+    drafts.delete(written);
   }
   function leave() {
     close();

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gateway.page.browser import Browser, Tab, chromium
 from tests.gateway.page.conftest import Site
-from tests.gateway.page.test_browser import log_in
+from tests.gateway.page.test_browser import log_in, open_group
 
 pytestmark = [
     pytest.mark.anyio,
@@ -117,6 +117,23 @@ async def test_a_correction_that_is_being_written_is_not_lost_by_a_key(site: Sit
         await tab.press("k")
         await tab.sees("1 of 2")
         assert not await tab.js("!!document.querySelector('textarea')")
+        assert tab.faults == []
+
+
+async def test_a_correction_that_is_being_written_is_its_writers(site: Site, chrome: Browser) -> None:
+    await site.ask("first prompt")
+    log_out = "[...document.querySelectorAll('.who button')].find((it) => it.innerText === 'Log out').click()"
+    async with chrome.tab() as tab:
+        await open_group(tab, site, "first prompt")
+        await tab.press("e")
+        await tab.write(" corrected")
+        for scope, is_writer in (("decide", False), ("judge", True)):
+            await tab.js(log_out)
+            await tab.sees("You are logged out.")
+            await tab.write(site.keys[scope])
+            await tab.press("Enter")
+            await tab.sees("Which answer is best?")
+            assert await tab.js("!!document.querySelector('textarea')") is is_writer
         assert tab.faults == []
 
 
