@@ -26,11 +26,11 @@ function filled(element, classes, properties, children) {
   return element;
 }
 
-/** Replace what `parent` contains; a link or button that the keyboard is at, and that is there again, keeps it. */
+/** Replace what `parent` contains; a link, button or text that the keyboard is at, and that is there again, keeps it. */
 export function show(parent, ...children) {
   const name = (element) => `${element.tagName} ${element.getAttribute("href")} ${element.textContent}`;
-  const held = parent.querySelector(":is(a, button, summary):focus-visible");
-  const all = () => [.../** @type {NodeListOf<HTMLElement>} */ (parent.querySelectorAll("a, button, summary"))];
+  const held = parent.querySelector(":is(a, button, summary, textarea):focus-visible");
+  const all = () => [.../** @type {NodeListOf<HTMLElement>} */ (parent.querySelectorAll("a, button, summary, textarea"))];
   const like = () => (held ? all().filter((element) => name(element) === name(held)) : []);
   const before = like();
   parent.replaceChildren(...children.flat(3).filter(Boolean));

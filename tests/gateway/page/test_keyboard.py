@@ -120,6 +120,24 @@ async def test_a_correction_that_is_being_written_is_not_lost_by_a_key(site: Sit
         assert tab.faults == []
 
 
+async def test_a_correction_keeps_the_keyboard_while_the_group_is_drawn_anew(site: Site, chrome: Browser) -> None:
+    await site.ask("first prompt")
+    async with chrome.tab() as tab:
+        await open_group(tab, site, "first prompt")
+        # what is read behind the pick comes late
+        await tab.js("""void (window.real = fetch, window.late = new Promise((done) => (window.release = done)),
+            window.fetch = async (path, how) => { if (how.method === 'GET') await late; return real(path, how); })""")
+        await tab.press("1")
+        await tab.sees("Picked 1.")
+        await tab.press("e")
+        await tab.write(" corrected")
+        await tab.js("void release()")
+        await tab.sees("You picked 1.")
+        assert await tab.js("document.activeElement.tagName") == "TEXTAREA"
+        assert (await tab.js("document.activeElement.value")).endswith(" corrected")
+        assert tab.faults == []
+
+
 async def test_a_correction_that_is_being_written_is_its_writers(site: Site, chrome: Browser) -> None:
     await site.ask("first prompt")
     log_out = "[...document.querySelectorAll('.who button')].find((it) => it.innerText === 'Log out').click()"
