@@ -22,6 +22,7 @@ from swarm.errors import SwarmGatewayError
 from swarm.evidence.learning import finished, learning_of, line_of, rewards_of
 from swarm.intervals import student_quantile
 from swarm.measures import EVAL_REWARD, REWARD, SPREAD, TASKS, TASKS_WITH_SIGNAL
+from swarm.progress import DOING
 from swarm.status import ServerStatus
 
 _AGE = 3.0
@@ -100,7 +101,7 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
     names = {"reward": REWARD, "groups": TASKS, "signal": TASKS_WITH_SIGNAL}
     return {
         "at": time.time(),
-        "engine": status.engine.engine_status.removeprefix("ENGINE."),
+        "doing": DOING[status.engine.engine_status],
         "step": status.engine.global_step,
         "model": status.model,
         "problem": status.engine_failure.reason if status.engine_failure is not None else "",

@@ -22,7 +22,7 @@ function serverPanel(server, servers) {
   const control = server.control ? [] : servers.filter((other) => other.control).flatMap(series);
   const problem = server.problem ? h("p.note.warn", {}, server.at ? `${server.problem}. What you see is the last that is known.` : `Nothing is known of the swarm server: ${server.problem}`) : null;
   if (!server.steps.length)
-    return panel(title, server.at, problem, empty("No step yet", server.at ? `The engine is ${String(server.engine).toLowerCase()}. A step is trained as soon as there are enough groups for a batch; each group appears under Groups first.` : "It appears here when the server answers."));
+    return panel(title, server.at, problem, empty("No step yet", server.at ? `Now: ${server.doing}. A step is trained as soon as there are enough groups for a batch; each group appears under Groups first.` : "It appears here when the server answers."));
   const reward = series(server);
   const held = server.evaluations.map((evaluation) => ({ step: evaluation.step, value: evaluation.reward }));
   const signal = server.steps.filter((step) => step.groups).map((step) => ({ step: step.step, value: (step.signal ?? 0) / step.groups }));

@@ -135,6 +135,7 @@ async def test_every_screen_and_every_key(open_site: Site, chrome: Browser) -> N
         await tab.sees("open the group", "dialog")
         await tab.press("Escape", "i")
         await tab.sees("The hook's report card")
+        await tab.sees("Now: collecting answers.")
         await tab.press("p")
         await tab.sees("The trained model answers everybody")
         assert tab.faults == []

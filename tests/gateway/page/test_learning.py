@@ -9,6 +9,8 @@ import pytest
 
 from swarm.client import AsyncSwarmClient
 from swarm.measures import EVAL_REWARD, REWARD, SPREAD, TASKS
+from swarm.progress import DOING
+from swarm.states import EngineState
 from swarm.status import ServerStatus
 from swarm.types import EvalResult, StepResult
 from tests.gateway.conftest import OpenGateway
@@ -47,9 +49,19 @@ async def test_a_steps_mean_has_an_interval_that_counts_groups_and_not_answers(
     assert errors == [pytest.approx(2.131 * 0.2 / math.sqrt(16), rel=1e-3), None, None]
 
 
-async def test_the_state_of_an_engine_without_a_step_is_a_word(site: Site) -> None:
+@pytest.mark.parametrize("state", EngineState)
+async def test_what_an_engine_without_a_step_does_is_said_in_words(
+    site: Site, monkeypatch: pytest.MonkeyPatch, state: EngineState
+) -> None:
+    real = AsyncSwarmClient.status
+
+    async def status(self: AsyncSwarmClient, **fields: object) -> ServerStatus:
+        known = await real(self, episodes=0)
+        return known.model_copy(update={"engine": known.engine.model_copy(update={"engine_status": state})})
+
+    monkeypatch.setattr(AsyncSwarmClient, "status", status)
     [server] = (await (await site.visit("look")).get("/learning"))["servers"]
-    assert (server["engine"], server["steps"]) == ("ROLLING", [])
+    assert (server["doing"], server["steps"]) == (DOING[state], [])
 
 
 async def test_steps_of_weights_that_are_lost_are_not_drawn(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
