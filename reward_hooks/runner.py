@@ -288,7 +288,7 @@ class HookRunner:
             raise self._error(name, exc.message, exc.code or "hook_busy", exc.message) from exc
         error = done.error
         while isinstance(error, BaseExceptionGroup):
-            # as a TaskGroup raises; of several failures at once the first is told
+            # a TaskGroup raises a group of its failures: the error names the first of them
             error = error.exceptions[0]
         if error is None:
             return done.value

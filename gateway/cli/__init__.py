@@ -60,7 +60,8 @@ def main(command: str = "gateway.cli.root:app") -> None:
 
 
 def _leave(message: str, code: int = 2) -> NoReturn:
-    # a server's words may not command the terminal
-    words = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in " ".join(message.split()))
-    print(f"swarm-gateway: {words}", file=sys.stderr)
+    from gateway.views.format import printable
+
+    # they may be a server's words
+    print(f"swarm-gateway: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from gateway.cli.here import run_folder
 from gateway.cli.kept import Version
-from gateway.cli.output import print_json
+from gateway.cli.output import print_json, prints_to_stderr
 from gateway.cli.target import AsJson, RunDir
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
@@ -76,8 +75,7 @@ def evaluate(
     for step in filter(None, (version, against)):
         check_kept(checkpoints, step)
     batch = str(score_of(checkpoint(checkpoints, version)).get("batch_id") or "")
-    # what a hook prints is no part of the report
-    with redirect_stdout(sys.stderr):
+    with prints_to_stderr():
         judge = load_hooks(hooks)
     # before a model is served for them
     next(read_prompts(data))
@@ -123,7 +121,7 @@ def evaluate(
         # both are written first: a run that goes on may remove a version
         of_step = {step: models.enter_context(written(run_dir, job, step, COMMAND)) for step in (version, against)}
         earlier, later = replayed(against, of_step[against]), replayed(version, of_step[version])
-    with redirect_stdout(sys.stderr):
+    with prints_to_stderr():
         result = asyncio.run(scored(later, earlier, judge))
     if report is not None:
         write_report(result, report)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.output import print_json, stage_bars
+from gateway.cli.output import print_json, prints_to_stderr, stage_bars
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,8 +54,7 @@ def test_hooks(
 
     hooks, seconds = _hooks_of(folder)
     config = OfflineConfig(shuffles=shuffles, concurrency=concurrency, timeout=timeout or seconds, seed=seed)
-    # what a hook prints is no part of the report
-    with stage_bars(visible=not as_json) as on_progress, redirect_stdout(sys.stderr):
+    with stage_bars(visible=not as_json) as on_progress, prints_to_stderr():
         report = try_hooks(hooks, data, against, config, limit, on_progress)
     if as_json:
         print_json(report.model_dump(mode="json"))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -39,12 +39,17 @@ def tell(as_json: bool, value: Any, *lines: str) -> None:
             typer.echo(line)
 
 
+def prints_to_stderr() -> redirect_stdout[TextIO]:
+    """In the block, what hooks print goes to stderr: it is no part of a report."""
+    return redirect_stdout(sys.stderr)
+
+
 @contextmanager
 def told_as_json(as_json: bool) -> Generator[None]:
     """Tell what is wrong with a file, with ``as_json`` as a line of JSON and leave with 2; what hooks print as they
     load goes to stderr."""
     try:
-        with redirect_stdout(sys.stderr):
+        with prints_to_stderr():
             yield
     except ConfigError as exc:
         if not as_json:

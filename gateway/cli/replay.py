@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gateway.cli.here import gateway_run, token_for, token_of
-from gateway.cli.output import print_json
+from gateway.cli.output import print_json, prints_to_stderr
 from gateway.cli.swarm import Token
 from swarm.errors import ConfigError
 
@@ -123,8 +121,7 @@ def replay(
         raise ConfigError(
             f"{earlier.label} is no report of `replay --no-train`: it has no scored prompts to compare with"
         )
-    # what a hook prints is no part of the report
-    with redirect_stdout(sys.stderr):
+    with prints_to_stderr():
         judge = load_hooks(hooks) if hooks is not None else None
     config = make_config(
         data=data,
@@ -170,7 +167,7 @@ def replay(
         # before it is judged: a comparison that fails loses no answers
         write_report(result, report, shown)
     if judge is not None and result.scores:
-        with redirect_stdout(sys.stderr):
+        with prints_to_stderr():
             result = asyncio.run(scored(result, earlier, judge))
         if report is not None:
             write_report(result, report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import compress, count
 from pathlib import Path
@@ -75,23 +75,19 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
                 reward(point.reward_mean),
                 Bar(high - low, 0, point.reward_mean - low, width=24),
                 "" if point.with_signal is None else f"{point.with_signal} of {point.groups}",
-                "" if point.success_rate is None else share(point.success_rate),
-                _number(point.response_tokens, ".0f"),
-                _number(point.seconds, ".1f"),
-                _reward(evaluations.get(point.step)),
+                _shown(point.success_rate, share),
+                _shown(point.response_tokens, "{:.0f}".format),
+                _shown(point.seconds, "{:.1f}".format),
+                _shown(evaluations.get(point.step), reward),
             )
-            table.add_row(*compress(cells, shows), *(_reward(rewards.get(point.step)) for rewards in beside))
+            table.add_row(*compress(cells, shows), *(_shown(rewards.get(point.step), reward) for rewards in beside))
         console.print(table)
     for line in summary(report, others):
         console.print(printable(line), markup=False, soft_wrap=True)
 
 
-def _reward(value: float | None) -> str:
-    return "" if value is None else reward(value)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def _shown(value: float | None, as_text: Callable[[float], str]) -> str:
+    return "" if value is None else as_text(value)
 
 
 def summary(report: Curves, others: Sequence[Curves] = ()) -> list[str]:
@@ -113,7 +109,7 @@ def summary(report: Curves, others: Sequence[Curves] = ()) -> list[str]:
         lines.append(f"{episodes}, in {report.seconds:.0f} s ({report.stopped_because})")
     if report.evaluations:
         begin, end = report.evaluations[0], report.evaluations[-1]
-        first = "not known" if begin.success_rate is None else share(begin.success_rate)
+        first = _shown(begin.success_rate, share) or "not known"
         rate = "" if end.success_rate is None else f", success {first} -> {share(end.success_rate)}"
         lines.append(
             f"evaluation: step {begin.step} {reward(begin.reward_mean)} ({begin.episodes} episodes), "
@@ -135,7 +131,7 @@ def _held_out(report: Report) -> list[str]:
         means = (
             ""
             if comparison.after is None
-            else f" {reward(comparison.after)}{which}, {comparison.earlier}: {_reward(comparison.before)}"
+            else f" {reward(comparison.after)}{which}, {comparison.earlier}: {_shown(comparison.before, reward)}"
         )
         return [f"mean reward on {comparison.prompts} prompts of both{left_out}:{means}", comparison.verdict]
     means = [mean for scores in by_prompt(report.scores).values() if (mean := mean_of(scores)) is not None]

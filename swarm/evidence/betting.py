@@ -78,7 +78,7 @@ class LowEnd:
     def __init__(self) -> None:
         #: how often each came
         self._values: Counter[float] = Counter()
-        #: the largest mean that was refuted at the last look, in steps of the grid
+        #: the last look refuted this mean and none above it; in steps of the grid
         self._refuted = 0
 
     def add(self, value: float) -> None:

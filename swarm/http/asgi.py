@@ -90,13 +90,13 @@ def basic_password(headers: RawHeaders) -> bytes:
         return b""
 
 
-# ---------------------------------------------------------------------- middleware
-
-
 def is_sdk_retry(headers: Mapping[str, str]) -> bool:
     """Whether OpenAI's or Anthropic's SDK says that it repeats a request, to which it got no answer or an error."""
     count = headers.get(SDK_RETRIES, "")
     return count.isdecimal() and bool(count.strip("0"))
+
+
+# ---------------------------------------------------------------------- middleware
 
 
 class App(Starlette):

@@ -30,8 +30,8 @@ export function dots(row, axis, height = 34) {
   });
   const rewards = row.rewards.filter((reward) => reward !== null);
   const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
-  const told = [low, high].map((reward) => number(reward, digits(high - low)));
-  const words = rewards.length ? `${rewards.length} answers with rewards from ${told[0]} to ${told[1]}` : "no rewards";
+  const ends = [low, high].map((reward) => number(reward, digits(high - low)));
+  const words = rewards.length ? `${rewards.length} answers with rewards from ${ends[0]} to ${ends[1]}` : "no rewards";
   const zero = axis.low < 0 && axis.high > 0 ? [svg("line.zero", { x1: `${axis.at(0)}%`, x2: `${axis.at(0)}%`, y1: 3, y2: height - 3 })] : [];
   const line = svg("line.axis", { x1: 0, x2: "100%", y1: height / 2, y2: height / 2 });
   return svg("svg.dots", { role: "img", "aria-label": words, height, width: "100%" }, svg("title", {}, words), line, zero, shapes);
