@@ -6,6 +6,7 @@ is known to work. LiteLLM, which aider brings, had compromised releases: those a
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -43,10 +44,14 @@ class Environment:
         return self._mark.exists() and self._mark.read_text() == self.requirement
 
     def install(self) -> None:
-        """Make the folder anew."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._install()
-        self._mark.write_text(self.requirement)
+        """Make the folder anew, unless another process has just done it."""
+        HOME.mkdir(exist_ok=True)
+        with self._mark.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self.installed:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self._install()
+                self._mark.write_text(self.requirement)
 
     def _install(self) -> None:
         raise NotImplementedError
