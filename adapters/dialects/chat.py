@@ -14,12 +14,11 @@ from typing import Any, cast
 
 import orjson
 
-from adapters.dialects.assembly import answer_of_chunks
+from adapters.dialects.chat_answers import answer_of_chunks
 from adapters.dialects.conversation import carried, meant, unread
 from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer, is_text, text_of
 from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.jsons import to_json
-from adapters.dialects.sse import encode_event
 
 _DELIVERY = frozenset({"stream", "stream_options", "n"})
 #: Fields that vLLM does not know although they change the form of the answer, and their harmless values.
@@ -65,8 +64,8 @@ class ChatDialect(Dialect):
     def answer(self, data: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
         return dict(completion)
 
-    def stream(self, data: Mapping[str, Any]) -> ChatStream:
-        return ChatStream()
+    def stream(self, data: Mapping[str, Any]) -> EventStream:
+        return EventStream()
 
     def read(self, body: Body) -> SampledAnswer:
         return SampledAnswer.from_completion(body)
@@ -81,13 +80,6 @@ class ChatDialect(Dialect):
             RequestError: JSON cannot encode it (NaN, lone surrogates).
         """
         return to_json({**{key: value for key, value in body.items() if key not in _DELIVERY}, "model": model})
-
-
-class ChatStream(EventStream):
-    """The chunks as they are."""
-
-    def take(self, chunk: Mapping[str, Any]) -> bytes:
-        return encode_event(chunk)
 
 
 def delivery(top: Fields) -> tuple[int, bool, bool]:

@@ -1,8 +1,9 @@
-"""Sampled answers as Chat Completions (one body, or the chunks of a stream), and as the parts that other dialects need.
+"""Sampled answers as Chat Completions (one body, or the chunks of a stream), as the parts that other dialects need, and
+put together again from chunks.
 
-Invariant: joined together, the deltas of a stream say exactly what the plain body says. However a stream is cut into
-chunks, its parts (reasoning, text, tool calls) say what the whole message says, in the model's order; a whole message
-has each kind once, in that order.
+Invariant: joined together, the deltas of a stream say exactly what the plain body says, field by field. However a
+stream is cut into chunks, its parts (reasoning, text, tool calls) say what the whole message says, in the model's
+order; a whole message has each kind once, in that order.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from adapters.dialects.assembly import begins_another
-from adapters.dialects.dialect import DETAILS, SampledAnswer, text_of
+from adapters.dialects.dialect import DETAILS, KNOWN_IN_BODY, SampledAnswer, text_of
 from swarm.errors import UpstreamError
 
+Chunk = dict[str, Any]
 Kind = Literal["reasoning", "text", "call"]
+
+#: Fields of a delta and of a tool call whose parts are joined; of any other field the last value stands.
+_JOINED = frozenset({"content", "reasoning_content", "reasoning", "refusal", "arguments"})
+_KNOWN_IN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 
 
 @dataclass
@@ -278,8 +283,12 @@ def _deltas(answer: SampledAnswer) -> Iterator[tuple[dict[str, Any], dict[str, A
     if rest:
         yield rest, None
     for position, call in enumerate(cast("list[dict[str, Any]]", message.get("tool_calls") or [])):
-        for delta in _tool_call_deltas(call, position):
-            yield {"tool_calls": [delta]}, None
+        # the call's id, type and name first, then its arguments in pieces
+        function = dict(call.get("function") or {})
+        arguments = function.pop("arguments", None)
+        yield {"tool_calls": [{**call, "index": position, "function": {**function, "arguments": ""}}]}, None
+        for piece in _PIECE.findall(arguments) if isinstance(arguments, str) else ():
+            yield {"tool_calls": [{"index": position, "function": {"arguments": piece}}]}, None
 
 
 def _with_logprobs(text: str, logprobs: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
@@ -292,11 +301,100 @@ def _with_logprobs(text: str, logprobs: dict[str, Any]) -> Iterator[tuple[dict[s
         yield {"content": token["token"]}, {"content": [token]}
 
 
-def _tool_call_deltas(call: dict[str, Any], position: int) -> Iterator[dict[str, Any]]:
-    """The call's id, type and name first, then its arguments in pieces."""
-    function = dict(call.get("function") or {})
-    arguments = function.pop("arguments", None)
-    yield {**call, "index": position, "function": {**function, "arguments": ""}}
-    if isinstance(arguments, str):
-        for piece in _PIECE.findall(arguments):
-            yield {"index": position, "function": {"arguments": piece}}
+class MessageAssembly:
+    """The message of one choice."""
+
+    def __init__(self) -> None:
+        self._fields: Chunk = {"role": "assistant", "content": None}
+        #: by index, and by number among those of one index
+        self._calls: dict[tuple[int, int], Chunk] = {}
+        self._numbers: dict[int, int] = {}
+
+    def take(self, delta: Mapping[str, Any]) -> None:
+        """Add the next delta."""
+        for call in cast("Sequence[Chunk]", delta.get("tool_calls") or ()):
+            index: int = call.get("index") or 0
+            number = self._numbers.get(index, 0)
+            earlier = self._calls.get((index, number))
+            if begins_another(call, None if earlier is None else earlier.get("id") or ""):
+                number = self._numbers[index] = number + 1
+            whole = self._calls.setdefault((index, number), {"function": {}})
+            _merge(whole["function"], call.get("function") or {})
+            _merge(whole, {name: value for name, value in call.items() if name not in ("index", "function")})
+        if isinstance(delta.get("content"), list):
+            # some servers give a text in parts
+            delta = {**delta, "content": text_of(delta)}
+        _merge(self._fields, {name: value for name, value in delta.items() if name != "tool_calls"})
+
+    def message(self) -> Chunk:
+        """The message so far."""
+        calls = [self._calls[position] for position in sorted(self._calls)]
+        return {**self._fields, **({"tool_calls": calls} if calls else {})}
+
+
+class Assembly:
+    """The answer of one choice."""
+
+    def __init__(self) -> None:
+        self._body: Chunk = {}
+        self._choice: Chunk = {}
+        self._message = MessageAssembly()
+        self._logprobs: dict[str, list[Any]] = {}
+        self.finish_reason: str | None = None
+
+    def take(self, chunk: Chunk) -> None:
+        """Add the next chunk."""
+        self._body |= {name: value for name, value in chunk.items() if value or name not in KNOWN_IN_BODY}
+        for choice in cast("list[Chunk]", chunk.get("choices") or []):
+            self._message.take(choice.get("delta") or {})
+            for name, entries in cast("Chunk", choice.get("logprobs") or {}).items():
+                if isinstance(entries, list):
+                    self._logprobs.setdefault(name, []).extend(cast("list[Any]", entries))
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            for name in [name for name in choice if name not in _KNOWN_IN_CHOICE]:
+                value = choice[name]
+                if isinstance(value, list) and isinstance(self._choice.get(name), list):
+                    self._choice[name] = self._choice[name] + value
+                elif value is not None or name not in self._choice:
+                    self._choice[name] = value
+
+    def answer(self) -> SampledAnswer:
+        """The whole answer.
+
+        Raises:
+            UpstreamError: the choice has no end.
+        """
+        if self.finish_reason is None:
+            raise UpstreamError("the engine's stream ended before its answer did", code="malformed_answer")
+        whole = {"message": self._message.message(), "logprobs": self._logprobs or None}
+        choice = {**self._choice, **whole, "finish_reason": self.finish_reason}
+        return SampledAnswer.from_completion({**self._body, "choices": [choice]})
+
+
+def begins_another(call: Mapping[str, Any], open_id: str | None) -> bool:
+    """Whether the delta of a call begins another one than the call ``open_id`` of the same index (empty: it has no id;
+    ``None``: there is none): some servers give all calls one index, or none."""
+    if open_id is None or not (call.get("function") or {}).get("name"):
+        return False
+    return call.get("id") not in (None, "", open_id) or not open_id
+
+
+def answer_of_chunks(chunks: Iterable[Chunk]) -> SampledAnswer:
+    """The first choice of the whole stream of ``chat.completion.chunk`` bodies.
+
+    Raises:
+        UpstreamError: it has no end.
+    """
+    assembly = Assembly()
+    for chunk in chunks:
+        choices = cast("list[Chunk]", chunk.get("choices") or [])
+        assembly.take({**chunk, "choices": [choice for choice in choices if not choice.get("index")]})
+    return assembly.answer()
+
+
+def _merge(whole: Chunk, part: Mapping[str, Any]) -> None:
+    for name, value in part.items():
+        if name in _JOINED and isinstance(value, str):
+            whole[name] = (whole.get(name) or "") + value
+        elif value not in (None, "") or name not in whole:
+            whole[name] = value

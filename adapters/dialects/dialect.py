@@ -99,7 +99,7 @@ class SampledAnswer:
             UpstreamError: it has no choice with a message and a finish reason.
         """
         choices, whole = choices_of(body), cast("Body", body)
-        return cls._of(choices[0], str(whole.get("model", "")), whole.get("usage") or {}, _beside(whole))
+        return cls._of(choices[0], whole, whole.get("usage") or {})
 
     @classmethod
     def from_choices(cls, body: object, tokens: Sequence[int]) -> list[SampledAnswer]:
@@ -121,16 +121,8 @@ class SampledAnswer:
             # of whose tokens it tells is not known
             usage = {name: value for name, value in usage.items() if name != DETAILS}
         prompt = usage.get("prompt_tokens") or 0
-        model, beside = str(whole.get("model", "")), _beside(whole)
-        return [
-            cls._of(
-                by_index.get(index),
-                model,
-                {**usage, "completion_tokens": count, "total_tokens": prompt + count},
-                dict(beside),
-            )
-            for index, count in enumerate(tokens)
-        ]
+        own = ({**usage, "completion_tokens": count, "total_tokens": prompt + count} for count in tokens)
+        return [cls._of(by_index.get(index), whole, counts) for index, counts in enumerate(own)]
 
     @classmethod
     def from_turns(cls, body: Body, turns: Iterable[Body], finish_reason: str) -> SampledAnswer:
@@ -149,20 +141,18 @@ class SampledAnswer:
         )
 
     @classmethod
-    def _of(
-        cls, choice: dict[str, Any] | None, model: str, usage: dict[str, Any], beside: dict[str, Any]
-    ) -> SampledAnswer:
+    def _of(cls, choice: dict[str, Any] | None, whole: Body, usage: dict[str, Any]) -> SampledAnswer:
         reason = None if choice is None else choice.get("finish_reason")
         if choice is None or not isinstance(reason, str):
             raise _no_completion()
         return cls(
-            model=model,
+            model=str(whole.get("model", "")),
             message=choice["message"],
             finish_reason=reason,
             usage=usage,
             logprobs=choice.get("logprobs"),
             choice_extra={k: v for k, v in choice.items() if k not in _KNOWN_IN_CHOICE},
-            body_extra=beside,
+            body_extra={k: v for k, v in whole.items() if k not in KNOWN_IN_BODY},
         )
 
     @property
@@ -198,10 +188,6 @@ def choices_of(completion: object) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", choices)
 
 
-def _beside(whole: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in whole.items() if name not in KNOWN_IN_BODY}
-
-
 def unreadable(why: str) -> UpstreamError:
     """The error of an answer of another server that is malformed, or not whole."""
     return UpstreamError(f"the answer cannot be read: {why}", code="malformed_answer")
@@ -211,8 +197,8 @@ def _no_completion() -> UpstreamError:
     return UpstreamError("the engine's answer is no chat completion", code="malformed_answer")
 
 
-class EventStream(Protocol):
-    """Makes the bytes of one streamed answer from the chunks of a chat completion.
+class EventStream:
+    """Makes the bytes of one streamed answer from the chunks of a chat completion; by itself, these as they are.
 
     Attributes:
         keepalive: bytes without meaning that may go out before the first event and between two events.
@@ -229,7 +215,7 @@ class EventStream(Protocol):
         Raises:
             UpstreamError: it does not fit the chunks before it.
         """
-        ...
+        return encode_event(chunk)
 
     def end(self) -> bytes:
         """The last events of a complete stream.

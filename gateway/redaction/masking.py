@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from operator import neg
 from typing import Any, TypeVar, cast
 
-from adapters.dialects.assembly import begins_another
+from adapters.dialects.chat_answers import begins_another
 from gateway.redaction.rules import PLACEHOLDER, Rules, media_in
 
 Chunk = dict[str, Any]

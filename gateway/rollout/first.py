@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-from adapters.dialects.assembly import Assembly
-from adapters.dialects.chat_answers import chunks_of, completion_of, total_usage
+from adapters.dialects.chat_answers import Assembly, chunks_of, completion_of, total_usage
 from adapters.dialects.jsons import encode
 from gateway.observability.request import phase
 from gateway.rollout.answering import compared_with

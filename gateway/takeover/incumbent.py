@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from adapters.dialects import SampledAnswer, answer_in
-from adapters.dialects.assembly import answer_of_chunks
+from adapters.dialects.chat_answers import answer_of_chunks
 from adapters.dialects.dialect import unreadable
 from gateway.types import Decided, Live, Outcome, Relayed, stream_of
 from swarm.errors import UpstreamError

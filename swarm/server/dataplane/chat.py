@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
-from adapters.dialects.assembly import MessageAssembly
+from adapters.dialects.chat_answers import MessageAssembly
 from swarm.errors import UpstreamError
 from swarm.server.dataplane.answers import Body, Shaper, as_chat, reader, with_aborts
 from swarm.server.dataplane.calls import CallOwner, Continuation

@@ -9,7 +9,7 @@ import re
 import time
 from typing import Any
 
-from adapters.dialects.assembly import Assembly
+from adapters.dialects.chat_answers import Assembly
 from adapters.dialects.messages import MessageStream
 from gateway.redaction.masking import Masking, Unmasking, unmasked
 from gateway.redaction.rules import Rules, rules_of

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.dialects import SampledAnswer
-from adapters.dialects.assembly import Assembly
-from adapters.dialects.chat_answers import Unfolding, chunks_of, parts_of
+from adapters.dialects.chat_answers import Assembly, Unfolding, chunks_of, parts_of
 from swarm.errors import UpstreamError
 
 CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "é  b"}'}}
