@@ -13,15 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from adapters.dialects.chat import ChatDialect, delivery, sampling
-from adapters.dialects.dialect import (
-    Body,
-    Dialect,
-    EventStream,
-    LLMRequest,
-    SampledAnswer,
-    choices_of,
-    unreadable,
-)
+from adapters.dialects.chat_answers import answer_of_chunks
+from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer, choices_of
 from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.sse import encode_event
 
@@ -92,21 +85,15 @@ class CompletionsDialect(Dialect):
         return self.read_stream([body])
 
     def read_stream(self, events: Iterable[Body]) -> SampledAnswer:
-        texts: list[str] = []
-        finish: str | None = None
-        usage: Body = {}
-        last: Body = {}
-        for last in events:
-            usage = last.get("usage") or usage
-            for choice in last.get("choices") or ():
-                if not choice.get("index"):
-                    texts.append(choice.get("text") or "")
-                    finish = choice.get("finish_reason") or finish
-        if not finish:
-            raise unreadable("it has no end")
-        return SampledAnswer(
-            str(last.get("model") or ""), {"role": "assistant", "content": "".join(texts)}, finish, usage
-        )
+        def as_chat(event: Body) -> Body:
+            choices = [
+                {"index": choice.get("index"), "delta": {"content": choice.get("text") or ""}}
+                | {"finish_reason": choice.get("finish_reason")}
+                for choice in event.get("choices") or []
+            ]
+            return {**event, "choices": choices}
+
+        return answer_of_chunks(map(as_chat, events))
 
 
 class CompletionStream(EventStream):

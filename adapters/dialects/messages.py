@@ -17,15 +17,7 @@ from typing import Any, cast
 from adapters.dialects.chat import ChatDialect
 from adapters.dialects.chat_answers import AnswerPart, Step, Unfolding, parts_of
 from adapters.dialects.conversation import as_object, carried
-from adapters.dialects.dialect import (
-    Body,
-    Dialect,
-    EventStream,
-    LLMRequest,
-    SampledAnswer,
-    choices_of,
-    unreadable,
-)
+from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, SampledAnswer, choices_of, unreadable
 from adapters.dialects.fields import Fields, check_depth, present, refuse, session_in
 from adapters.dialects.jsons import to_json
 from adapters.dialects.message_blocks import conversation_of
@@ -52,6 +44,12 @@ _CACHED = {"cache_read_input_tokens": "cached_tokens", "cache_creation_input_tok
 _SIGNATURE = "swarm-gateway"
 #: In Anthropic's words, upon which its clients send the whole conversation.
 _THREAD_NOT_FOUND = "thread_not_found"
+#: The type of a part's deltas, and the field of each that has the text.
+_DELTAS = {
+    "reasoning": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
 #: What an empty answer has, as vLLM's: programs read the first block.
 _EMPTY = AnswerPart(0, "text")
 
@@ -241,7 +239,9 @@ def _message_of(events: Iterable[Event]) -> Body:
             case {"type": "content_block_start", "index": index, "content_block": block}:
                 blocks[index] = dict(cast("Body", block))
             case {"type": "content_block_delta", "index": index, "delta": delta}:
-                _extend(blocks[index], cast("Body", delta))
+                for kind, name in _DELTAS.values():
+                    if (more := cast("Body", delta)).get("type") == kind:
+                        blocks[index][name] = blocks[index].get(name, "") + more[name]
             case {"type": "message_delta", "delta": delta}:
                 usage = {**(message.get("usage") or {}), **(event.get("usage") or {})}
                 message |= {**cast("Body", delta), "usage": usage}
@@ -253,21 +253,9 @@ def _message_of(events: Iterable[Event]) -> Body:
         raise unreadable("the stream broke off")
     content = [blocks[index] for index in sorted(blocks)]
     for block in content:
-        if (written := block.pop("written", None)) is not None:
+        if (written := block.pop("partial_json", None)) is not None:
             block["input"] = json.loads(written or "{}")
     return {**message, "content": content}
-
-
-def _extend(block: Body, delta: Body) -> None:
-    match delta:
-        case {"type": "input_json_delta", "partial_json": str(more)}:
-            block["written"] = block.get("written", "") + more
-        case {"type": "text_delta", "text": str(more)}:
-            block["text"] = block.get("text", "") + more
-        case {"type": "thinking_delta", "thinking": str(more)}:
-            block["thinking"] = block.get("thinking", "") + more
-        case _:
-            pass
 
 
 def _thread(top: Fields) -> None:
@@ -415,14 +403,8 @@ def _events(step: Step) -> list[Event]:
             return [stop]
         signed = {"type": "signature_delta", "signature": _SIGNATURE}
         return [{"type": "content_block_delta", "index": part.index, "delta": signed}, stop]
-    match part.kind:
-        case "reasoning":
-            delta: Event = {"type": "thinking_delta", "thinking": step.text}
-        case "text":
-            delta = {"type": "text_delta", "text": step.text}
-        case "call":
-            delta = {"type": "input_json_delta", "partial_json": step.text}
-    return [{"type": "content_block_delta", "index": part.index, "delta": delta}]
+    kind, name = _DELTAS[part.kind]
+    return [{"type": "content_block_delta", "index": part.index, "delta": {"type": kind, name: step.text}}]
 
 
 def _block(part: AnswerPart) -> dict[str, Any]:

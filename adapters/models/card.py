@@ -5,7 +5,7 @@ Invariant: what the journal does not know, the card does not say; nothing of wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import yaml
 from adapters.models.cache import models_home
 from adapters.models.pull import CATALOG
 from swarm.evidence.learning import learning_of
-from swarm.measures import EVAL_REWARD, EVAL_SUCCESS, REWARD, TRAIN
+from swarm.measures import EVAL_REWARD, EVAL_SUCCESS, REWARD, SPREAD, TRAIN
 from swarm.status import Lineage
-from swarm.types import StepResult
 
 #: Rows of the table of steps; of more steps, only so many are listed.
 _ROWS = 50
@@ -126,39 +125,29 @@ def _rewards(lineage: Lineage) -> list[str]:
     every = -(-len(steps) // _ROWS)
     shown = [step for row, step in enumerate(steps) if row % every == 0 or step is steps[-1]]
     title = "## Reward per step" if every == 1 else f"## Reward per step (each {every}th)"
-    rows = [(str(step.step), _number(step, "reward_mean"), _number(step, "reward_std")) for step in shown]
+    rows = [[str(step.step), *_cells(step.metrics, {REWARD: ".4g", SPREAD: ".4g"})] for step in shown]
     learns = learning_of(lineage.steps, lineage.evaluations)
     return ["", title, "", f"{learns[0].upper()}{learns[1:]}.", "", *_table(("step", "mean", "deviation"), rows)]
 
 
-def _number(step: StepResult, name: str) -> str:
-    value = step.metrics.get(TRAIN + name)
-    return "" if value is None else f"{value:.4g}"
+def _cells(metrics: Mapping[str, float], forms: Mapping[str, str]) -> list[str]:
+    return [format(metrics[name], form) if name in metrics else "" for name, form in forms.items()]
 
 
 def _evaluations(lineage: Lineage) -> list[str]:
-    held_out = (
-        ["", "## Held-out prompts", "", *(f"- {sentence}" for sentence in lineage.held_out)] if lineage.held_out else []
-    )
+    held_out = [f"- {sentence}" for sentence in lineage.held_out]
+    if held_out:
+        held_out = ["", "## Held-out prompts", "", *held_out]
     if not lineage.evaluations:
         return held_out or [
             "",
             "The journal holds no evaluation of these weights; the rewards above are those of training batches.",
         ]
-    rows: list[tuple[str, ...]] = []
-    for evaluation in lineage.evaluations:
-        reward, success = (evaluation.metrics.get(name) for name in (EVAL_REWARD, EVAL_SUCCESS))
-        rows.append(
-            (
-                str(evaluation.step),
-                str(evaluation.episodes),
-                "" if reward is None else f"{reward:.4g}",
-                "" if success is None else f"{success:.1%}",
-            )
-        )
+    forms = {EVAL_REWARD: ".4g", EVAL_SUCCESS: ".1%"}
+    rows = [[str(found.step), str(found.episodes), *_cells(found.metrics, forms)] for found in lineage.evaluations]
     table = _table(("weights of step", "episodes", "mean reward", "success"), rows)
     return ["", "## Evaluation", "", *table, *held_out]
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
