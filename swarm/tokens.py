@@ -40,7 +40,7 @@ History = Literal["new", "kept", "lost", "edited", "again"]
 #: Field of a chat request to our vLLM: the token ids with which the prompt shall begin, where its text allows it; see
 #: :mod:`adapters.verl.token_in`.
 EARLIER_IDS = "swarm_earlier_ids"
-#: The stop reason of an answer that our vLLM aborted, whatever its finish reason: :mod:`adapters.verl.vllm_outputs`.
+#: The stop reason of an answer that our vLLM aborted, whatever its finish reason: :mod:`adapters.verl.replicas`.
 ABORTED = "swarm_aborted"
 #: tokens at the end of an episode in which repetition shows
 _END_TOKENS = 256

@@ -1,18 +1,23 @@
-"""Why a trainer ended, in one line for people: the cause inside the errors of Ray, hydra and verl; and what vLLM's core
-died of, read from the engine's log: the core is a process of its own, and tells its HTTP server no more than that it is
-dead. On GPUs its workers are, too, and tell it no more than that they did not start.
+"""Why a trainer ended, in one line for people: a deadline that passed; the cause inside the errors of Ray, hydra and
+verl; and what vLLM's core died of, read from the engine's log: the core is a process of its own, and tells its HTTP
+server no more than that it is dead. On GPUs its workers are, too, and tell it no more than that they did not start.
 
-The log is read as vLLM 0.24 to 0.28 write it: the lines of each carry its process and their level, and a fatal error is
-announced in the line before its traceback.
+verl waits without a timeout for Ray calls, and a failed weight sync makes its sender wait for ever: only the end of the
+process ends that, which leaves the reason in a file. The log is read as vLLM 0.24 to 0.28 write it: the lines of each
+carry its process and their level, and a fatal error is announced in the line before its traceback.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import platform
 import re
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,13 @@ LAG = 5.0
 _MOST = 500
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LINE = re.compile(r"\((?P<process>(?:EngineCore|Worker)\w* pid=\d+)\) ERROR [^\[]*\[[^\]]*\] ?(?P<text>.*)")
+#: where a process that ran into its deadline leaves the reason, in the run folder
+REASON_FILE = "engine-deadline.txt"
+#: seconds; boot includes loading a large model from a slow disk
+BOOT = 1800.0
+#: from the arrival of a batch to its weight sync, with a checkpoint in between
+TRAINING = 3600.0
+WEIGHT_SYNC = 300.0
 _FATAL = ("EngineCore encountered a fatal error", "EngineCore failed to start", "WorkerProc failed to start")
 
 
@@ -74,8 +86,8 @@ def root_cause(exc: BaseException) -> str:
 def core_exception(log: Path, start: int = 0, within: float = 0.0) -> str:
     """The first exception of vLLM's core in ``log`` from the byte ``start`` on, in one line; empty if there is none
     within so many seconds."""
-    deadline = time.monotonic() + within
-    while not (exception := _first(log, start)) and time.monotonic() < deadline:
+    until = time.monotonic() + within
+    while not (exception := _first(log, start)) and time.monotonic() < until:
         time.sleep(0.1)
     return exception
 
@@ -100,3 +112,39 @@ def _first(log: Path, start: int) -> str:
     except OSError:
         pass
     return ""
+
+
+@contextmanager
+def deadline(seconds: float, what: str, run_dir: Path) -> Iterator[None]:
+    """End this process if the body takes longer than ``seconds``; the driver reads why from ``run_dir``."""
+
+    def give_up() -> None:
+        reason = f"{what} did not finish within {seconds:.0f} s"
+        try:
+            print(f"engine: {reason}", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(file=sys.stderr)
+            (run_dir / REASON_FILE).write_text(reason)
+        finally:
+            # also where the disk is full: nothing else ends this process
+            os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def forget_deadline(run_dir: Path) -> None:
+    """Remove what an earlier run of the same folder left, which would hide why this one ends."""
+    (run_dir / REASON_FILE).unlink(missing_ok=True)
+
+
+def passed_deadline(run_dir: Path) -> str:
+    """The reason left by a process that ran into its deadline; empty if none did."""
+    try:
+        return (run_dir / REASON_FILE).read_text()
+    except FileNotFoundError:
+        return ""

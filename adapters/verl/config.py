@@ -252,7 +252,7 @@ def job_values(job: TrainJob, model: str, run_dir: Path) -> dict[str, Any]:
         # the place-holder dataset reads its length from here
         "data.train_files": [job.batch_size * job.total_training_steps],
         "data.val_files": [1],
-        "data.custom_cls.path": "pkg://adapters.verl.dataset",
+        "data.custom_cls.path": "pkg://adapters.verl.feed",
         "data.custom_cls.name": "SwarmPrompts",
         "data.dataloader_num_workers": 0,
         "data.shuffle": False,

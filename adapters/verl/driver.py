@@ -20,7 +20,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from adapters.verl.causes import LAG, core_exception, innermost, is_final, root_cause
+from adapters.verl.causes import (
+    BOOT,
+    LAG,
+    core_exception,
+    forget_deadline,
+    innermost,
+    is_final,
+    passed_deadline,
+    root_cause,
+)
 from adapters.verl.cluster import (
     RayFolder,
     code_imported,
@@ -29,9 +38,8 @@ from adapters.verl.cluster import (
     remove_leftovers,
     start_ray,
 )
-from adapters.verl.deadline import BOOT, forget_deadline, passed_deadline
+from adapters.verl.health import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.meeting import RUN_VARIABLE
-from adapters.verl.nodes import NodeWatch, missing_cluster, missing_nodes
 from adapters.verl.output import spare_output
 from adapters.verl.preloaded import start_preloading
 from swarm.errors import ConfigError, EngineError, LinkError, SwarmGatewayError

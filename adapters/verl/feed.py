@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transfer_queue as tq
+from torch.utils.data import Dataset
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -34,6 +35,21 @@ from swarm.types import EvalResult
 PARTITION = "train"
 #: seconds within which the server says that vLLM may go on with new weights
 RESUME_SECONDS = 60.0
+
+
+class SwarmPrompts(Dataset):
+    """verl's "dataset": ``total_training_steps * train_batch_size`` empty place-holders, because the real prompts come
+    over the link; verl gives each a uid, which names one group."""
+
+    def __init__(self, data_files: Any, tokenizer: Any, processor: Any, config: Any, max_samples: int = -1) -> None:
+        self._length = int(data_files[0])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        # verl's collate function needs one tensor to know the batch size
+        return {"raw_prompt": [], "index": index, "dummy_tensor": torch.tensor([index])}
 
 
 class StopRequested(Exception):

@@ -1,5 +1,5 @@
-"""Where verl's vLLM replicas answer, which weights they have, and whether they outlive their trainer: verl and Ray
-internals, kept in this one file.
+"""Where verl's vLLM replicas answer, which weights they have, whether they outlive their trainer, and what of their
+answers is put right: verl, vLLM and Ray internals, kept in this one file.
 
 Written against verl 0.9.1 (the exact version is pinned), where a server's weight version and the event loop of its
 HTTP server have no public accessor.
@@ -19,12 +19,11 @@ import ray
 import ray.exceptions
 from ray.util import get_placement_group, list_named_actors, placement_group_table, remove_placement_group
 
-from adapters.verl import vllm_outputs
-from adapters.verl.causes import VllmDiedError
-from adapters.verl.deadline import WEIGHT_SYNC
+from adapters.verl.causes import WEIGHT_SYNC, VllmDiedError
 from adapters.verl.lora import PolicyAdapter
 from adapters.verl.token_in import OUTCOMES, TokenIn
 from swarm.errors import EngineError
+from swarm.tokens import ABORTED
 
 #: seconds for a call that reads an attribute, or resumes vLLM
 CALL_TIMEOUT = 60.0
@@ -118,6 +117,39 @@ def _sampled(server: Any) -> dict[str, dict[int, int]]:
     return counts
 
 
+def correct_outputs(requests: Any) -> None:
+    """Have each aborted answer say so in its stop reason, and each call report the least of its answers' cached tokens.
+
+    In vLLM 0.24 and 0.28 a chat in which a tool call has begun ends with ``tool_calls`` over every finish reason, as if
+    the half call were whole; its ``stop_reason`` is handed on as it is. A call is counted by the answer that ends last;
+    but each answer except the first finds the whole prompt in the cache, put there by the first.
+
+    Args:
+        requests: vLLM's class of a request with one answer; its ``make_request_output`` is wrapped.
+    """
+    make = requests.make_request_output
+
+    def make_request_output(
+        state: Any,
+        new_token_ids: Any,
+        pooling_output: Any,
+        finish_reason: Any,
+        stop_reason: Any,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
+        if finish_reason is not None and finish_reason.name == "ABORT":
+            stop_reason = ABORTED
+        if (call := state.parent_req) is not None:
+            # 0.28 also counts what the answer has put there
+            counts = state.num_cached_tokens, getattr(state, "num_cache_creation_tokens", 0)
+            call.swarm_cached = least = min(counts, getattr(call, "swarm_cached", counts))
+            state.num_cached_tokens, state.num_cache_creation_tokens = least
+        return make(state, new_token_ids, pooling_output, finish_reason, stop_reason, *more, **named)
+
+    requests.make_request_output = make_request_output
+
+
 def _on_loop(server: Any, work: Coroutine[Any, Any, Any], timeout: float) -> Any:
     """The result of ``work`` on the event loop of vLLM's server; Ray runs what it is sent beside that loop."""
     return asyncio.run_coroutine_threadsafe(work, server._server_task.get_loop()).result(timeout)
@@ -195,7 +227,9 @@ def _install(server: Any, run_dir: Path) -> None:
     if not hasattr(server, "swarm_token_in"):
         server.swarm_token_in = TokenIn.install()
         server.swarm_adapter = PolicyAdapter.install(server.engine, run_dir) if server.lora_as_adapter else None
-        vllm_outputs.install()
+        from vllm.v1.engine.output_processor import RequestState
+
+        correct_outputs(RequestState)
 
 
 def _change_adapter(server: Any) -> None:

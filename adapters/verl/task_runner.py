@@ -11,8 +11,7 @@ from typing import Any
 
 import ray
 
-from adapters.verl import deadline
-from adapters.verl.causes import root_cause
+from adapters.verl.causes import BOOT, deadline, root_cause
 from adapters.verl.output import spare_output
 from adapters.verl.replicas import has_server, outlives_trainer
 from swarm.errors import ConfigError
@@ -55,7 +54,7 @@ class TaskRunner:
         """
         folder = Path(run_dir)
         spare_output()
-        with deadline.deadline(deadline.BOOT, "loading verl", folder):
+        with deadline(BOOT, "loading verl", folder):
             # TransferQueue's own processes start while this one imports verl, which takes many seconds. The link speaks
             # only then: an import that holds the interpreter would look like a dead process.
             import transfer_queue as tq
@@ -88,7 +87,7 @@ class TaskRunner:
         succeeded = False
         try:
             feed = BatchFeed(self._link, model_name, serving, config.actor_rollout_ref.rollout)
-            with deadline.deadline(deadline.BOOT, "starting the trainer and vLLM", folder):
+            with deadline(BOOT, "starting the trainer and vLLM", folder):
                 trainer = SwarmTrainer(config, self._link, feed, folder, serves_on)
                 if queue.done():
                     # why it failed is known before everything else has started

@@ -21,8 +21,8 @@ from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-from adapters.verl import deadline
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
+from adapters.verl.causes import TRAINING, WEIGHT_SYNC, deadline
 from adapters.verl.checkpoints import Checkpoints
 from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
 from adapters.verl.lora import allowed_difference, check_agreement, sampling_difference, syncs_adapter
@@ -137,7 +137,7 @@ class SwarmTrainer(PPOTrainerSync):
         self.stage("first weight sync", "trainer to vLLM")
         taken_over = any(getattr(replica, "taken_over", False) for replica in self.llm_server_manager.get_replicas())
         paused = self._requests_held({}) if taken_over else nullcontext()
-        with deadline.deadline(deadline.WEIGHT_SYNC, "the first weight sync", self._run_dir), paused:
+        with deadline(WEIGHT_SYNC, "the first weight sync", self._run_dir), paused:
             super().on_init_end()
             if self._syncs_adapter:
                 self._replicas.weights_synced()
@@ -155,7 +155,7 @@ class SwarmTrainer(PPOTrainerSync):
             self._feed.serve_on(self.global_steps)
 
     def _limit_step(self) -> None:
-        self._computing.enter_context(deadline.deadline(deadline.TRAINING, "a training step", self._run_dir))
+        self._computing.enter_context(deadline(TRAINING, "a training step", self._run_dir))
 
     def on_sample_end(self) -> None:
         self._checkpoints.reward(self._feed.metrics[REWARD])
@@ -170,7 +170,7 @@ class SwarmTrainer(PPOTrainerSync):
         if self._checkpoints.overdue(self.global_steps):
             self._save_checkpoint()
         self._computing.close()
-        with deadline.deadline(deadline.WEIGHT_SYNC, "the weight sync", self._run_dir), self._serving_paused():
+        with deadline(WEIGHT_SYNC, "the weight sync", self._run_dir), self._serving_paused():
             super().on_step_end()
             if self._syncs_adapter:
                 self._replicas.weights_synced()

@@ -28,10 +28,8 @@ from verl.utils.device import get_device_id, get_device_name
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 from verl.workers.engine.utils import postprocess_batch_func
 
-from adapters.verl.tree.attention import TREE, Nodes, UnsupportedAttentionError
-from adapters.verl.tree.logprobs import token_log_probs
-from adapters.verl.tree.packing import MicroBatch, ModelShape, pack, part_cost, rows_cost
-from adapters.verl.tree.trie import Tokens, ordered, split
+from adapters.verl.tree.attention import TREE, Nodes, UnsupportedAttentionError, token_log_probs
+from adapters.verl.tree.trie import MicroBatch, ModelShape, Tokens, ordered, pack, part_cost, rows_cost, split
 
 log = logging.getLogger(__name__)
 

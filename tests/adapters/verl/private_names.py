@@ -82,7 +82,7 @@ TABLE: tuple[Names, ...] = (
         "abort_replicas resume_generation_replicas",
         "nothing is sampled while weights change",
     ),
-    # the worker (worker.py, tree/engine.py)
+    # the worker (worker.py, tree/shared_prefix.py)
     Names(
         "verl.workers.engine_workers:TrainingWorker",
         "train_batch infer_batch train_mini_batch load_checkpoint",
@@ -177,7 +177,7 @@ TABLE: tuple[Names, ...] = (
         "truncate_prompt_tokens build_tok_params",
         "how long a prompt may be",
     ),
-    # vLLM's requests (vllm_outputs.py)
+    # vLLM's requests (replicas.py)
     Names(
         f"{_OUTPUTS}:RequestState",
         "make_request_output num_cached_tokens parent_req",

@@ -1,10 +1,12 @@
-"""What vLLM's core died of, in the lines of vLLM 0.28 as Ray prints them."""
+"""What vLLM's core died of, in the lines of vLLM 0.28 as Ray prints them; and deadlines that end the process."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-from adapters.verl.causes import core_exception
+from adapters.verl.causes import core_exception, deadline, forget_deadline, passed_deadline
 
 RAY = "\x1b[36m(vLLMHttpServer pid=68)\x1b[0m "
 CORE = RAY + "(EngineCore pid=90) ERROR 11-24 03:21:50 [core.py:1348] "
@@ -70,3 +72,36 @@ def test_a_core_whose_workers_do_not_start_has_their_exception(tmp_path: Path) -
 {CORE}Exception: WorkerProc initialization failed due to an exception in a background process.
 """)
     assert core_exception(log) == full
+
+
+HANG = """
+import threading, sys
+from pathlib import Path
+from adapters.verl.causes import deadline
+with deadline(0.1, "the weight sync", Path(sys.argv[1])):
+    threading.Event().wait()
+"""
+
+
+def test_a_call_that_hangs_ends_the_process_and_says_why(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", HANG, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert passed_deadline(tmp_path) == "the weight sync did not finish within 0 s"
+    assert "threading.py" in done.stderr, "where it hung is in the log"
+    forget_deadline(tmp_path)
+    forget_deadline(tmp_path)
+    assert passed_deadline(tmp_path) == ""
+
+
+def test_a_full_disk_keeps_no_process_that_hangs(tmp_path: Path) -> None:
+    # where no file can be made either
+    gone = tmp_path / "gone"
+    done = subprocess.run([sys.executable, "-c", HANG, str(gone)], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert "the weight sync did not finish within 0 s" in done.stderr and "threading.py" in done.stderr
+
+
+def test_a_call_in_time_leaves_nothing(tmp_path: Path) -> None:
+    with deadline(60.0, "this", tmp_path):
+        pass
+    assert passed_deadline(tmp_path) == ""

@@ -21,6 +21,7 @@ import pytest
 
 pytest.importorskip("adapters.verl.config", reason="needs the cpu or gpu extra")
 from adapters.verl import cluster
+from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE, private_handle
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from swarm.link import leftovers
@@ -185,6 +186,7 @@ RAY = """
 import json, os, sys
 from pathlib import Path
 from adapters.verl import cluster
+from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE, private_handle
 from swarm.job import TrainJob
 from swarm.link.imported import imported, top_level
 
@@ -241,6 +243,7 @@ RESERVED = """
 import os, sys
 from pathlib import Path
 from adapters.verl import cluster
+from adapters.verl.meeting import RANKS_FOLDER, RUN_VARIABLE, private_handle
 from adapters.verl.config import verl_config
 from swarm.job import TrainJob
 
@@ -272,3 +275,12 @@ def test_a_machine_of_eight_gpus_has_room_for_all_actors(tmp_path: Path) -> None
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "True True"
+
+
+def test_weights_travel_on_a_socket_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, "1234abcd")
+    monkeypatch.delenv(RANKS_FOLDER, raising=False)
+    assert private_handle("ipc:///tmp/rl-colocate-0.sock") == "ipc:///tmp/swarm-1234abcd-rl-colocate-0.sock"
+    # on one machine it goes with the folder of the run
+    monkeypatch.setenv(RANKS_FOLDER, "/tmp/swarm-ray-12345678")
+    assert private_handle("ipc:///tmp/rl-colocate-0.sock") == "ipc:///tmp/swarm-ray-12345678/rl-colocate-0.sock"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapters.verl.deadline import REASON_FILE, passed_deadline
+from adapters.verl.causes import REASON_FILE, passed_deadline
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from swarm.link.imported import CODE_VARIABLE

@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.verl.tree.packing import ModelShape, pack, part_cost, rows_cost
-from adapters.verl.tree.trie import PART_TOKENS, Ordered, build, ordered, split
+from adapters.verl.tree.trie import (
+    PART_TOKENS,
+    ModelShape,
+    Ordered,
+    build,
+    ordered,
+    pack,
+    part_cost,
+    rows_cost,
+    split,
+)
 from tests.adapters.verl.token_trees import token_rows
 
 SMOLLM2 = ModelShape(parameters=106_000_000, hidden=576, vocabulary=49152, layers=30, attention=576)

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs the cpu extra")
 
 from torch.nn.attention import flex_attention  # noqa: E402
 
-from adapters.verl.tree import attention, logprobs  # noqa: E402
+from adapters.verl.tree import attention  # noqa: E402
 from adapters.verl.tree.attention import Nodes, UnsupportedAttentionError, trie_attention  # noqa: E402
 from adapters.verl.tree.trie import Trie, build  # noqa: E402
 from tests.adapters.verl.token_trees import token_rows  # noqa: E402
@@ -69,13 +69,13 @@ def test_attention_of_another_kind_is_refused(special: dict[str, object]) -> Non
 def test_log_probabilities_and_entropy(
     monkeypatch: pytest.MonkeyPatch, temperature: float, with_entropy: bool, block: int
 ) -> None:
-    monkeypatch.setattr(logprobs, "BLOCK", block)
+    monkeypatch.setattr(attention, "BLOCK", block)
     torch.manual_seed(0)
     weights = torch.randn(9, 50, requires_grad=True)
     index, labels = torch.randint(0, 9, (20,)), torch.randint(0, 50, (20,))
     for_log_probs, for_entropy = torch.randn(20), torch.randn(9)
 
-    found, entropy = logprobs.token_log_probs(weights * 3, index, labels, temperature, with_entropy)
+    found, entropy = attention.token_log_probs(weights * 3, index, labels, temperature, with_entropy)
     scaled = (weights * 3 / temperature).log_softmax(-1)
     wanted, wanted_entropy = scaled[index, labels], -(scaled.exp() * scaled).sum(-1)
     torch.testing.assert_close(found, wanted)
@@ -91,6 +91,6 @@ def test_log_probabilities_and_entropy(
 
 def test_no_token_is_needed() -> None:
     logits, none = torch.zeros(0, 5, requires_grad=True), torch.zeros(0, dtype=torch.int64)
-    found, entropy = logprobs.token_log_probs(logits * 1, none, none, 1.0, True)
+    found, entropy = attention.token_log_probs(logits * 1, none, none, 1.0, True)
     (found.sum() + entropy.sum()).backward()
     assert len(found) == len(entropy) == 0
