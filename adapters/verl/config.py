@@ -12,7 +12,7 @@ import functools
 import importlib.util
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -337,36 +337,29 @@ def apply_overrides(config: DictConfig, overrides: Mapping[str, Any]) -> None:
         if "[" in key:
             # OmegaConf takes a[b] for a.b; those who read a job's overrides do not
             raise ConfigError(f"overrides: {name}: write its parts with dots, as in a.b", param=name)
-        if not name.startswith("+") and not _exists(config, key):
-            near = difflib.get_close_matches(key, _keys(config), n=3, cutoff=0.6)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise ConfigError(f"overrides: verl has no key {key!r}{hint} (a leading + adds a new key)", param=key)
+        parent, _, last = key.rpartition(".")
         try:
+            holder: Any = OmegaConf.select(config, parent) if parent else config
+            # `in` is False for ??? values
+            exists = isinstance(holder, DictConfig) and last in list(holder.keys())
+            if not exists and not name.startswith("+"):
+                near = difflib.get_close_matches(key, dict(dotted_items(config)), n=3, cutoff=0.6)
+                hint = f"; did you mean {' or '.join(near)}?" if near else ""
+                raise ConfigError(f"overrides: verl has no key {key!r}{hint} (a leading + adds a new key)", param=key)
             OmegaConf.update(config, key, value, merge=True, force_add=name.startswith("+"))
         except (OmegaConfBaseException, ValueError, TypeError) as exc:
             raise ConfigError(f"overrides: {key!r} cannot be {value!r}: {str(exc).splitlines()[0]}", param=key) from exc
 
 
-def _exists(config: DictConfig, key: str) -> bool:
-    *parents, last = key.split(".")
-    node: Any = config
-    for part in parents:
-        if not isinstance(node, DictConfig) or part not in node:
-            return False
-        node = node[part]
-    return isinstance(node, DictConfig) and last in node.keys()  # noqa: SIM118 - `in node` is False for ??? values
-
-
-def _keys(node: Any, prefix: str = "") -> list[str]:
-    if not isinstance(node, DictConfig):
-        return []
-    keys: list[str] = []
-    for name in node.keys():  # noqa: SIM118
-        key = f"{prefix}{name}"
-        keys.append(key)
-        child = node._get_node(name)
-        keys.extend(_keys(child, f"{key}."))
-    return keys
+def dotted_items(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings, by their dotted keys; a mapping without items is a value."""
+    for name in node.keys():  # noqa: SIM118 - in a DictConfig, iteration leaves out ??? values
+        child = node._get_node(name) if isinstance(node, DictConfig) else node[name]
+        # one that is missing, or refers to another, has no length
+        if isinstance(child, DictConfig | dict) and child:
+            yield from dotted_items(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
 
 
 def _check(config: DictConfig) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from omegaconf import DictConfig, OmegaConf
-
 from adapters.models import resolve_model
-from adapters.verl.config import as_told, implied_values, resolve_device, verl_config
+from adapters.verl.config import as_told, dotted_items, implied_values, resolve_device, verl_config
 from adapters.verl.machine import check_machine
 from adapters.verl.parsers import VLLM
 from swarm.errors import ConfigError
@@ -55,26 +53,22 @@ def resolve(job: TrainJob, fields: Mapping[str, str], overrides: Mapping[str, st
     config = verl_config(job, model, run_dir, device)
     implied = _decided_by(job, fields, model, run_dir)
     sources: dict[str, str] = {}
-    for key, _ in _items(config):
-        if (layer := _of(overrides, key)) is not None:
-            sources[key] = layer
-        elif (deciding := _of(implied, key)) is not None:
-            sources[key] = deciding
-        else:
-            reference = _reference(config, key)
-            sources[key] = f"{VERL}: {reference}" if reference else VERL
+    for key, node in dotted_items(config):
+        text = node._value()
+        verls = f"{VERL}: {text}" if isinstance(text, str) and "${" in text else VERL
+        sources[key] = _of(overrides, key) or _of(implied, key) or verls
     return {"config": as_told(config), "sources": sources}
 
 
 def _decided_by(job: TrainJob, fields: Mapping[str, str], model: str, run_dir: Path) -> dict[str, str]:
     """For each key that a job implies, the source of its value: the given fields with which it changes, if any."""
-    implied = dict(_items(implied_values(job, model, run_dir, resolve_device(job))))
+    implied = dict(dotted_items(implied_values(job, model, run_dir, resolve_device(job))))
     deciding: dict[str, list[str]] = {key: [] for key in implied}
     for name in fields:
         other = TrainJob.model_construct(**{**job.__dict__, name: _another(name, getattr(job, name))})
         path = f"{model}." if name == "model" else model
         try:
-            changed = dict(_items(implied_values(other, path, run_dir, resolve_device(other))))
+            changed = dict(dotted_items(implied_values(other, path, run_dir, resolve_device(other))))
         except (ArithmeticError, TypeError, ValueError, OSError, ConfigError):
             # it is not a value that the others go with
             continue
@@ -108,34 +102,8 @@ def _another(name: str, value: Any) -> Any:
             return [*value, "x"] if isinstance(value, list) else value
 
 
-def _items(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings, by their dotted keys; a mapping without items is a value."""
-    for name in node.keys():  # noqa: SIM118 - in a DictConfig, iteration leaves out ??? values
-        key = f"{prefix}{name}"
-        child = node._get_node(name) if isinstance(node, DictConfig) else node[name]
-        if (
-            isinstance(child, DictConfig | dict)
-            and child
-            and not (
-                isinstance(child, DictConfig) and (child._is_none() or child._is_interpolation() or child._is_missing())
-            )
-        ):
-            yield from _items(child, f"{key}.")
-        else:
-            yield key, child
-
-
 def _of(values: Mapping[str, str], key: str) -> str | None:
     """What ``values`` has for ``key`` or for what it is a part of."""
     while key and key not in values:
         key = key.rpartition(".")[0]
     return values.get(key)
-
-
-def _reference(config: DictConfig, key: str) -> str:
-    """The text of a value that refers to another one; empty for any other."""
-    parent, _, name = key.rpartition(".")
-    node: Any = OmegaConf.select(config, parent) if parent else config
-    child = node._get_node(name)
-    raw = child._value() if child is not None else None
-    return raw if isinstance(raw, str) and "${" in raw else ""

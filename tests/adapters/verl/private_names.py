@@ -207,7 +207,7 @@ TABLE: tuple[Names, ...] = (
     ),
     Names(
         "omegaconf:DictConfig",
-        "_get_node _value _is_none _is_interpolation _is_missing",
+        "_get_node _value",
         "a value that refers to another",
     ),
 )
