@@ -203,16 +203,8 @@ class _Run:
         while True:
             link.send(BootProgress(stage="loading verl"))
             runner = TaskRunner.options(scheduling_strategy=here).remote()
-            done = runner.run.remote(
-                config,
-                os.environ[ADDRESS_VARIABLE],
-                os.environ[TOKEN_VARIABLE],
-                job.model_name,
-                str(self._run_dir),
-                code,
-                serving,
-                job.serve_after_training,
-            )
+            address, token = os.environ[ADDRESS_VARIABLE], os.environ[TOKEN_VARIABLE]
+            done = runner.run.remote(config, job, self._run_dir, serving, code, address, token)
             try:
                 self._train(done, link, nodes)
                 return

@@ -74,12 +74,9 @@ class BatchFeed:
         #: the batches that are asked for and reported
         self.requests = BatchRequests(link, stays_awake=self.stays_awake, serving=serving)
         self._model = model
-        self._replicas: VllmServers | None = None
         self._uids: list[str] = []
         self._stopped = False
         self._step = 0
-        self._log: Callable[[Mapping[str, float], int], None] = lambda metrics, step: None
-        self._arrived: Callable[[], None] = lambda: None
         #: the latest step that the run has done, see :class:`swarm.link.messages.BatchReady`
         self.newest_step = 0
         #: our metrics of the batch that was collected last
@@ -95,8 +92,8 @@ class BatchFeed:
         log: Callable[[Mapping[str, float], int], None],
         arrived: Callable[[], None] = lambda: None,
     ) -> None:
-        """Tell the feed where vLLM serves, once it does, where the metrics of a step's weights are logged, and what to
-        call when a batch has come."""
+        """Comes first: tell the feed where vLLM serves, once it does, where the metrics of a step's weights are logged,
+        and what to call when a batch has come."""
         self._replicas = replicas
         self._log = log
         self._arrived = arrived
@@ -107,14 +104,12 @@ class BatchFeed:
         Raises:
             VllmDiedError: one cannot.
         """
-        assert self._replicas is not None, "attach() comes first"
         for address in self._replicas.addresses:
             if problem := sample_token(address, self._model):
                 raise VllmDiedError(f"vLLM cannot sample: the replica at {address} {problem}")
 
     def generate_sequences(self, prompts: Any) -> None:
         """Announce a new step; returns at once. ``prompts`` is verl's TensorDict of B place-holders with their uids."""
-        assert self._replicas is not None, "attach() comes first"
         self._uids = [str(uid) for uid in prompts["uid"]]
         self._step = int(tu.get(prompts, "global_steps"))
         self.requests.ask(self._replicas.addresses, self._model, self._replicas.policy_version(), self._step)
@@ -158,7 +153,6 @@ class BatchFeed:
             StopRequested: always, once the server says Stop.
             EngineError: the server is gone, or vLLM is.
         """
-        assert self._replicas is not None
         self.requests.ask(self._replicas.addresses, self._model, self._replicas.policy_version(), step)
         while True:
             self._wait()
@@ -188,7 +182,6 @@ class BatchFeed:
 
     def _wait(self) -> TrainBatch:
         # no deadline of its own: a swarm may be idle for days. A server that dies is noticed by its heartbeats.
-        assert self._replicas is not None
         with HealthWatch(self._replicas.addresses) as watch:
             while not self._link.lost:
                 if self._stopped:

@@ -15,7 +15,7 @@ from adapters.verl.causes import BOOT, deadline, root_cause
 from adapters.verl.output import spare_output
 from adapters.verl.replicas import has_server, outlives_trainer
 from swarm.errors import ConfigError
-from swarm.job import ServingMode
+from swarm.job import ServingMode, TrainJob
 from swarm.link.engine import EngineEnd
 from swarm.link.imported import ImportedCode, imported
 from swarm.link.messages import BootProgress, CodeImported
@@ -31,30 +31,24 @@ class TaskRunner:
     def run(
         self,
         config: Any,
+        job: TrainJob,
+        run_dir: Path,
+        serving: ServingMode,
+        code: dict[str, ImportedCode],
         address: str,
         token: str,
-        model_name: str,
-        run_dir: str,
-        code: dict[str, ImportedCode],
-        serving: ServingMode,
-        serves_on: bool,
     ) -> None:
         """Train until ``total_training_steps``, a Stop of the server, or an error.
 
         Args:
             config: verl's full configuration (a DictConfig).
-            address: of the server's end of the link.
-            token: of this engine run.
-            model_name: the name under which vLLM serves.
-            run_dir: folder of this run.
+            serving: when episodes run.
             code: what the driver imports of the synced code, see :class:`~swarm.link.messages.CodeImported`; empty
                 without synced code.
-            serving: when episodes run.
-            serves_on: whether vLLM goes on after the last step, until a Stop.
+            address, token: of the server's end of the link, and of this engine run.
         """
-        folder = Path(run_dir)
         spare_output()
-        with deadline(BOOT, "loading verl", folder):
+        with deadline(BOOT, "loading verl", run_dir):
             # TransferQueue's own processes start while this one imports verl, which takes many seconds. The link speaks
             # only then: an import that holds the interpreter would look like a dead process.
             import transfer_queue as tq
@@ -86,9 +80,9 @@ class TaskRunner:
         trainer: Any = None
         succeeded = False
         try:
-            feed = BatchFeed(self._link, model_name, serving, config.actor_rollout_ref.rollout)
-            with deadline(BOOT, "starting the trainer and vLLM", folder):
-                trainer = SwarmTrainer(config, self._link, feed, folder, serves_on)
+            feed = BatchFeed(self._link, job.model_name, serving, config.actor_rollout_ref.rollout)
+            with deadline(BOOT, "starting the trainer and vLLM", run_dir):
+                trainer = SwarmTrainer(config, self._link, feed, run_dir, job.serve_after_training)
                 if queue.done():
                     # why it failed is known before everything else has started
                     queue.result()
