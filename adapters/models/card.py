@@ -144,7 +144,7 @@ def _evaluations(lineage: Lineage) -> list[str]:
             "The journal holds no evaluation of these weights; the rewards above are those of training batches.",
         ]
     forms = {EVAL_REWARD: ".4g", EVAL_SUCCESS: ".1%"}
-    rows = [[str(found.step), str(found.episodes), *_cells(found.metrics, forms)] for found in lineage.evaluations]
+    rows = [[str(run.step), str(run.episodes), *_cells(run.metrics, forms)] for run in lineage.evaluations]
     table = _table(("weights of step", "episodes", "mean reward", "success"), rows)
     return ["", "## Evaluation", "", *table, *held_out]
 
