@@ -12,7 +12,6 @@ import importlib.util
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -100,8 +99,10 @@ def parser_values(job: TrainJob, model: str) -> dict[str, Any]:
     """
     chosen: dict[str, str] = {field: getattr(job, field) for field in _PACKAGES}
     if "auto" in chosen.values():
-        files = _Model.read(model)
-        auto = {"tool_call_parser": files.tool_call_parser(), "reasoning_parser": files.reasoning_parser()}
+        auto = dict.fromkeys(_PACKAGES, "none")
+        if config := read_object(model, "config.json"):
+            files = _Model(model, config)
+            auto = {"tool_call_parser": files.tool_call_parser(), "reasoning_parser": files.reasoning_parser()}
         chosen = {field: auto[field] if name == "auto" else name for field, name in chosen.items()}
     parsers = {field: None if name == "none" else name for field, name in chosen.items()}
     # without it vLLM loads no tool parser, and refuses all that needs one
@@ -143,66 +144,49 @@ def _registered(field: str) -> Collection[str]:
     return names
 
 
-@dataclass(frozen=True)
 class _Model:
-    """What a model's files say of its formats; empty where there are none."""
+    """What a model's files say of its formats."""
 
-    model_type: str
-    #: all chat templates in one, and the one for a request without tools
-    template: str
-    plain_template: str
-    tokens: frozenset[str]
-    begin: str
-    end: str
-    #: all tokens that end a turn, as vLLM reads them
-    ends: frozenset[str]
-
-    @classmethod
-    def read(cls, model: str) -> _Model:
-        config = read_object(model, "config.json")
-        if not config:
-            return cls("", "", "", frozenset(), "", "", frozenset())
+    def __init__(self, model: str, config: Mapping[str, Any]) -> None:
+        self._type = str(config.get("model_type") or "")
         tokenizer = read_object(model, "tokenizer_config.json")
         added: list[dict[str, Any]] = read_object(model, "tokenizer.json").get("added_tokens") or []
         added += ({"id": number, **token} for number, token in (tokenizer.get("added_tokens_decoder") or {}).items())
+        self._tokens = {str(token.get("content")) for token in added}
+        self._begin, self._end = (_token(tokenizer.get(name)) for name in ("bos_token", "eos_token"))
         stops: Any = read_object(model, "generation_config.json").get("eos_token_id")
-        ends = {str(stop) for stop in (stops if isinstance(stops, list) else [stops]) if isinstance(stop, int)}
-        end = _token(tokenizer.get("eos_token"))
+        ids = {str(stop) for stop in (stops if isinstance(stops, list) else [stops]) if isinstance(stop, int)}
+        # all tokens that end a turn, as vLLM reads them
+        self._ends = {str(token.get("content")) for token in added if str(token.get("id")) in ids}
+        self._ends |= {self._end} if self._end else set()
         named = _templates(tokenizer.get("chat_template"))
         processor = _templates(read_object(model, "chat_template.json").get("chat_template"))
         jinja, tool_use = (
             _text(model, name) for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
         )
-        return cls(
-            model_type=str(config.get("model_type") or ""),
-            # quotes are escaped where the template writes them into a string of its own
-            template="\n".join((*named.values(), *processor.values(), jinja, tool_use)).replace('\\"', '"'),
-            plain_template=jinja or processor.get("default") or named.get("default", ""),
-            tokens=frozenset(str(token.get("content")) for token in added),
-            begin=_token(tokenizer.get("bos_token")),
-            end=end,
-            ends=frozenset(str(token.get("content")) for token in added if str(token.get("id")) in ends)
-            | ({end} if end else set()),
-        )
+        # all chat templates in one; quotes are escaped where it writes them into a string of its own
+        self._template = "\n".join((*named.values(), *processor.values(), jinja, tool_use)).replace('\\"', '"')
+        # for a request without tools
+        self._plain_template = jinja or processor.get("default") or named.get("default", "")
 
     def tool_call_parser(self) -> str:
         """``none`` where the template shows the model no tools, or in a form that no parser is known for."""
-        if not re.search(r"\btools\b", self.template):
+        if not re.search(r"\btools\b", self._template):
             return "none"
-        by_type = _TOOLS_BY_TYPE.get(self.model_type)
+        by_type = _TOOLS_BY_TYPE.get(self._type)
         return by_type or next((tool_format.parser for tool_format in _TOOLS if self._fits(tool_format)), "none")
 
     def reasoning_parser(self) -> str:
         """``none`` also where a parser would take a whole answer for reasoning: a base model has its family's template
         but never ends the reasoning, and some templates end it themselves unless a request asks for it."""
-        if self.model_type == "gpt_oss":
+        if self._type == "gpt_oss":
             return "openai_gptoss"
-        if not self.ends or not any(end in self.template for end in ("eos_token", *self.ends)):
+        if not self._ends or not any(end in self._template for end in ("eos_token", *self._ends)):
             return "none"
         fitting = (
             reasoning_format.parser
             for kind, reasoning_format in _REASONING
-            if self.model_type.startswith(kind) and self._fits(reasoning_format)
+            if self._type.startswith(kind) and self._fits(reasoning_format)
         )
         parser = next(fitting, "none")
         # this one looks for reasoning only in requests that ask for it
@@ -215,18 +199,18 @@ class _Model:
         try:
             [prompt], _ = render_jinja_template(
                 [[{"role": "user", "content": "hi"}]],
-                chat_template=self.plain_template,
+                chat_template=self._plain_template,
                 add_generation_prompt=True,
-                bos_token=self.begin,
-                eos_token=self.end,
+                bos_token=self._begin,
+                eos_token=self._end,
             )
         except Exception:  # a template may raise whatever it likes
             return False
         return not prompt.rstrip().endswith("</think>")
 
     def _fits(self, parser_format: _Format) -> bool:
-        return all(mark in self.template for mark in parser_format.marks) and self.tokens.issuperset(
-            parser_format.tokens
+        return self._tokens.issuperset(parser_format.tokens) and all(
+            mark in self._template for mark in parser_format.marks
         )
 
 
