@@ -41,23 +41,14 @@ class _CpuDeviceModule(types.ModuleType):
     memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = staticmethod(_zero)
     empty_cache = ipc_collect = reset_peak_memory_stats = reset_accumulated_memory_stats = staticmethod(_nothing)
     manual_seed = manual_seed_all = set_per_process_memory_fraction = set_device = staticmethod(_nothing)
+    get_device_name = staticmethod(lambda *_: "cpu")
+    get_rng_state = staticmethod(lambda *_: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, *_: torch.set_rng_state(state))
 
     @staticmethod
     def mem_get_info(*_: Any) -> tuple[int, int]:
         memory = psutil.virtual_memory()
         return memory.available, memory.total
-
-    @staticmethod
-    def get_rng_state(*_: Any) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, *_: Any) -> None:
-        torch.set_rng_state(state)
-
-    @staticmethod
-    def get_device_name(*_: Any) -> str:
-        return "cpu"
 
     @staticmethod
     def get_device_properties(*_: Any) -> types.SimpleNamespace:

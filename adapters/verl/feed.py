@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import transfer_queue as tq
 from torch.utils.data import Dataset
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -203,19 +202,6 @@ class BatchFeed:
     def _log_all(self, evaluations: Sequence[EvalResult]) -> None:
         for evaluation in evaluations:
             self._log({**evaluation.metrics, f"{EVAL}episodes": float(evaluation.episodes)}, evaluation.step)
-
-
-class SwarmReplayBuffer(ReplayBuffer):
-    """verl's replay buffer, which asks the feed for a batch instead of polling for one."""
-
-    def __init__(self, feed: BatchFeed, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._feed = feed
-
-    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """The rows of the next batch, of any number of groups; blocks until the swarm has one."""
-        groups = self._feed.collect()
-        return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=groups)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from adapters.verl.advantage import GRPO, RLOO, episode_factors, put_right
 from adapters.verl.causes import TRAINING, WEIGHT_SYNC, deadline
 from adapters.verl.checkpoints import Checkpoints
-from adapters.verl.feed import BatchFeed, SwarmReplayBuffer
+from adapters.verl.feed import BatchFeed
 from adapters.verl.lora import allowed_difference, check_agreement, sampling_difference, syncs_adapter
 from adapters.verl.output import SparingLoggers
 from adapters.verl.replicas import VllmServers, has_server, outlives_trainer
@@ -96,15 +96,15 @@ class SwarmTrainer(PPOTrainerSync):
         self._link.send(BootProgress(stage=stage, detail=detail))
 
     def _build_replay_buffer(self) -> ReplayBuffer:
-        sampler = self.config.trainer.v1.sampler
-        return SwarmReplayBuffer(
-            feed=self._feed,
-            trainer_mode=self.trainer_mode,
-            trainer_config=self.config.trainer.v1.get(self.trainer_mode, {}),
-            max_off_policy_threshold=sampler.max_off_policy_threshold,
-            max_off_policy_strategy=sampler.max_off_policy_strategy,
-            sampler_kwargs=sampler.sampler_kwargs,
-        )
+        """verl's, which asks the feed for a batch, of any number of groups, instead of polling for one."""
+        replay_buffer = super()._build_replay_buffer()
+        sample = replay_buffer.sample
+
+        def sample_next(global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
+            return sample(global_steps=global_steps, partition_id=partition_id, batch_size=self._feed.collect())
+
+        replay_buffer.sample = sample_next
+        return replay_buffer
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()

@@ -72,11 +72,11 @@ TABLE: tuple[Names, ...] = (
     ),
     Names(
         "verl.trainer.ppo.v1:PPOTrainerSync",
-        "role_worker_mapping llm_server_manager checkpoint_manager resource_pool_manager timing_raw trainer_mode "
+        "role_worker_mapping llm_server_manager checkpoint_manager resource_pool_manager timing_raw "
         "logger global_steps config init curr_step_profile _stop_rollout_profiling",
         "the trainer's parts",
     ),
-    Names("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer", "sample", "overridden: waits for the swarm's batch"),
+    Names("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer", "sample", "assigned: waits for the swarm's batch"),
     Names(
         "verl.checkpoint_engine.base:CheckpointEngineManager",
         "abort_replicas resume_generation_replicas",
