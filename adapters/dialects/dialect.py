@@ -126,11 +126,8 @@ class SampledAnswer:
 
     @classmethod
     def from_turns(cls, body: Body, turns: Iterable[Body], finish_reason: str) -> SampledAnswer:
-        """The answer ``body`` of a format that counts input and output tokens.
-
-        Args:
-            turns: what it says, in the chat form, among the user's turns.
-        """
+        """The answer ``body`` of a format that counts input and output tokens: what it says is among ``turns``, in the
+        chat form."""
         usage = body.get("usage") or {}
         prompt, completion = (int(usage.get(name) or 0) for name in ("input_tokens", "output_tokens"))
         return cls(

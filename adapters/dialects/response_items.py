@@ -75,11 +75,10 @@ def tools_of(top: Fields) -> dict[str, Any]:
         RequestError: one is malformed, or this model has no such choice.
     """
     functions = [function for tool in _all_tools(top) for function in _functions(tool)]
-    choice = _choice(top, {function["name"] for function in functions})
+    choice, allowed = _choice(top, {function["name"] for function in functions})
     if compacts(top.data):
         choice = "none"
-    if isinstance(choice, tuple):
-        choice, allowed = cast("tuple[str, set[str]]", choice)
+    elif allowed is not None:
         functions = [function for function in functions if function["name"] in allowed]
     parallel = top.flag("parallel_tool_calls")
     body = present(parallel_tool_calls=parallel)
@@ -136,17 +135,17 @@ def _functions(tool: Fields, namespace: str | None = None) -> Iterator[dict[str,
     yield function
 
 
-def _choice(top: Fields, functions: set[str]) -> Any:
-    """``tool_choice`` of the chat form; for a choice among some ``functions`` its mode and their names."""
+def _choice(top: Fields, functions: set[str]) -> tuple[Any, set[str] | None]:
+    """``tool_choice`` of the chat form, and the names of ``functions`` where it is among some of them."""
     value = top.take("tool_choice")
     if value is None or isinstance(value, str):
         if value not in (None, "auto", "none", "required"):
             refuse("tool_choice", "must be 'auto', 'none', 'required' or a function")
-        return value
+        return value, None
     choice = Fields(value, "tool_choice", top.notes)
     kind = choice.required("type")
     if kind in ("function", "custom"):
-        return {"type": "function", "function": {"name": _chosen(choice)}}
+        return {"type": "function", "function": {"name": _chosen(choice)}}, None
     if kind == "allowed_tools":
         mode = choice.required("mode")
         if mode not in ("auto", "required"):

@@ -26,8 +26,6 @@ def model_card(lineage: Lineage, dtype: str, versions: Mapping[str, str], *, ada
     """The text of ``README.md``, with the YAML that model hubs read at its top.
 
     Args:
-        lineage: what trained the weights.
-        dtype: of the weights.
         versions: what wrote the checkpoint, by distribution.
         adapter: it is a LoRA adapter alone.
         lora: LoRA trained it.

@@ -186,12 +186,8 @@ def run_processes() -> list[psutil.Process]:
 
 
 def remove_leftovers(folder: RayFolder, since: float) -> None:
-    """Remove Ray's sessions and the shared-memory segments of this run, once its processes are gone.
-
-    Args:
-        folder: of this run.
-        since: when the run began, in epoch seconds.
-    """
+    """Remove Ray's sessions and the shared-memory segments of a run that began at ``since``, in epoch seconds, once its
+    processes are gone."""
     folder.remove()
     # a segment of the last second may be another run's that is about to map it
     remove_segments(since, before=time.time() - 1.0)

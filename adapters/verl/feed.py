@@ -56,12 +56,10 @@ class StopRequested(Exception):
 
 
 class BatchFeed:
-    """One batch per training step.
+    """One batch per training step, from the ``rollout`` end of the engine link.
 
     Args:
-        link: the ``rollout`` end of the engine link.
         model: the name under which vLLM serves the policy.
-        serving: when episodes run.
         rollout: verl's configuration of vLLM.
     """
 

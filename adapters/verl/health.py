@@ -185,11 +185,7 @@ def raylet(node: Mapping[str, Any]) -> str:
 
 
 class NodeWatch:
-    """Watches the nodes on which verl placed workers, from then on; does nothing for a run on one node.
-
-    Args:
-        wanted: how many nodes the run has.
-    """
+    """Watches the nodes on which verl placed workers, from then on; does nothing for a run on one node."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted

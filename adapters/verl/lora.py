@@ -140,13 +140,6 @@ class PolicyAdapter:
         serving._check_model = check_model
         serving._maybe_get_adapters = adapter
 
-    @classmethod
-    def install(cls, engine: Any, run_dir: Path) -> PolicyAdapter:
-        """Have the vLLM in this process ask for it."""
-        from vllm.entrypoints.serve.engine.serving import BaseServing
-
-        return cls(BaseServing, engine, run_dir)
-
     def change(self, version: int) -> None:
         """From now on requests get the adapter that verl has loaded, which is of this policy version; those that
         vLLM holds get it too, since it has the number of the one before."""

@@ -91,12 +91,8 @@ _REASONING = (
 
 
 def parser_values(job: TrainJob, model: str) -> dict[str, Any]:
-    """vLLM's arguments for the parsers of ``job``, as dotted verl keys; ``None`` where there is no parser.
-
-    Args:
-        job: ``tool_call_parser`` and ``reasoning_parser`` are names of vLLM's, ``auto`` or ``none``.
-        model: path or hub name of the model, already resolved.
-    """
+    """vLLM's arguments for the parsers of ``job``, as dotted verl keys, by the files of the resolved ``model``; ``None``
+    where there is no parser."""
     chosen: dict[str, str] = {field: getattr(job, field) for field in _PACKAGES}
     if "auto" in chosen.values():
         auto = dict.fromkeys(_PACKAGES, "none")
@@ -111,10 +107,7 @@ def parser_values(job: TrainJob, model: str) -> dict[str, Any]:
 
 
 def check_parsers(vllm: Mapping[str, Any]) -> None:
-    """Refuse a parser that vLLM does not know, unless a plugin brings it.
-
-    Args:
-        vllm: vLLM's arguments.
+    """Refuse a parser in vLLM's arguments that it does not know, unless a plugin brings it.
 
     Raises:
         ConfigError: names those that there are.

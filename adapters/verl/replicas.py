@@ -156,12 +156,8 @@ def _on_loop(server: Any, work: Coroutine[Any, Any, Any], timeout: float) -> Any
 
 
 class VllmServers:
-    """The vLLM servers of one run.
-
-    Args:
-        manager: verl's ``LLMServerManager``, which has started them.
-        run_dir: folder of the run, which has the adapters of kept versions.
-    """
+    """The vLLM servers of one run, which verl's ``LLMServerManager`` has started; ``run_dir`` has the adapters of kept
+    versions."""
 
     def __init__(self, manager: Any, run_dir: Path) -> None:
         #: ``host:port`` of each replica's OpenAI server
@@ -225,10 +221,11 @@ class VllmServers:
 def _install(server: Any, run_dir: Path) -> None:
     # a server that outlived its trainer has them
     if not hasattr(server, "swarm_token_in"):
-        server.swarm_token_in = TokenIn.install()
-        server.swarm_adapter = PolicyAdapter.install(server.engine, run_dir) if server.lora_as_adapter else None
+        from vllm.entrypoints.serve.engine.serving import BaseServing
         from vllm.v1.engine.output_processor import RequestState
 
+        server.swarm_token_in = TokenIn.install()
+        server.swarm_adapter = PolicyAdapter(BaseServing, server.engine, run_dir) if server.lora_as_adapter else None
         correct_outputs(RequestState)
 
 

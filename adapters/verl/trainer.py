@@ -37,15 +37,7 @@ VLLM_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 
 
 class SwarmTrainer(PPOTrainerSync):
-    """One training run.
-
-    Args:
-        config: verl's full configuration.
-        link: the ``rollout`` end of the engine link.
-        feed: the source of batches.
-        run_dir: folder of this run.
-        serves_on: whether vLLM goes on after the last step.
-    """
+    """One training run by verl's full configuration; ``serves_on``: whether vLLM goes on after the last step."""
 
     def __init__(self, config: Any, link: EngineEnd, feed: BatchFeed, run_dir: Path, serves_on: bool) -> None:
         self._serves_on = serves_on

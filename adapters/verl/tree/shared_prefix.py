@@ -119,7 +119,8 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
             for number, part in enumerate(parts):
                 last = number == len(parts) - 1
                 sync = nullcontext() if forward_only else self._gradient_sync_context(is_last_micro_batch=last)
-                with torch.set_grad_enabled(not forward_only), sync, self._computing(part):
+                self._part = part
+                with torch.set_grad_enabled(not forward_only), sync:
                     rows = tu.index_select_tensor_dict(data, part.rows)
                     loss, output = self.forward_step(rows, loss_function, forward_only)
                     if not forward_only:
@@ -264,22 +265,15 @@ class SharedPrefixEngine(FSDPEngineWithLMHead):
         }
 
     @contextmanager
-    def _computing(self, part: MicroBatch) -> Iterator[None]:
-        self._part = part
-        try:
-            yield
-        finally:
-            self._part = None
-
-    @contextmanager
     def _trie_attention(self) -> Iterator[None]:
+        """Within, the model computes parts."""
         config = self.module.config
         own = config._attn_implementation
         config._attn_implementation = TREE
         try:
             yield
         finally:
-            config._attn_implementation = own
+            config._attn_implementation, self._part = own, None
 
 
 def _to_device(values: Tokens) -> torch.Tensor:
