@@ -76,11 +76,7 @@ class Checkpoints:
     def set_aside(self, *, resumes: bool) -> None:
         """Keep beside this run's checkpoints what is not of it: all that there are, or, where the run ``resumes``,
         those after the step that it goes on from. They could be resumed instead of its own, or be taken for later."""
-        step = latest_step(self._folder) if resumes else 0
-        if step and step != noted_step(self._folder):
-            # verl reads the note alone
-            replace_file(self._folder / LATEST, str(step).encode())
-        set_aside(self._folder, after=step)
+        set_aside(self._folder, after=latest_step(self._folder) if resumes else 0)
 
     def latest(self) -> int:
         """The step of the latest; 0 where there is none."""
@@ -191,12 +187,15 @@ def roll_back(folder: Path, step: int) -> Path | None:
         ConfigError: ``step`` is not kept; names those that are.
     """
     check_kept(folder, step)
-    replace_file(folder / LATEST, str(step).encode())
     return set_aside(folder, after=step)
 
 
 def set_aside(folder: Path, after: int = 0) -> Path | None:
-    """Move the checkpoints ``after`` a step into the first free folder ``earlier-N``; its path, if there were any."""
+    """Have a run go on from a step, if any: move the checkpoints ``after`` it into the first free folder ``earlier-N``;
+    its path, if there were any."""
+    if after and after != noted_step(folder):
+        # verl reads the note alone
+        replace_file(folder / LATEST, str(after).encode())
     later = [step for step in kept_steps(folder) if step > after]
     if not later:
         return None

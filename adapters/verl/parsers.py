@@ -91,8 +91,10 @@ _REASONING = (
 
 
 def parser_values(job: TrainJob, model: str) -> dict[str, Any]:
-    """vLLM's arguments for the parsers of ``job``, as dotted verl keys, by the files of the resolved ``model``; ``None``
-    where there is no parser."""
+    """vLLM's arguments for the parsers of ``job``, as dotted verl keys, by the files of the resolved ``model``.
+
+    They are ``None`` where there is no parser.
+    """
     chosen: dict[str, str] = {field: getattr(job, field) for field in _PACKAGES}
     if "auto" in chosen.values():
         auto = dict.fromkeys(_PACKAGES, "none")
