@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,8 @@ class TaskRunner:
             from adapters.verl.trainer import SwarmTrainer
 
         configure_verl_logging()
-        self._link = EngineEnd("rollout", address, token, on_lost=_leave)
+        # Ray ends the rest when the driver, which has lost the server too, goes
+        self._link = EngineEnd("rollout", address, token, on_lost=partial(os._exit, 1))
         if code:
             driver = next(iter(code.values()))
             here = imported(list(driver.locations), Path(driver.folder))
@@ -107,7 +110,6 @@ def check(config: Any) -> None:
     Raises:
         ConfigError: it refuses it, and would each time.
     """
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -118,43 +120,34 @@ def check(config: Any) -> None:
         validate_config(
             config=checked, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
-        # verl looks for them in its first step; a library of the user's, which may bring others, is not imported yet
-        if not config.actor_rollout_ref.model.external_lib:
-            get_adv_estimator_fn(config.algorithm.adv_estimator)
-            _try_loss(config.actor_rollout_ref.actor)
         _try_formulas(config)
         _find_loggers(config.trainer.logger)
     except Exception as exc:  # of verl, of hydra, and assertions
         raise ConfigError(f"verl refuses the job's configuration: {root_cause(exc)}") from exc
 
 
-def _try_loss(actor: Any) -> None:
-    """Compute the loss of one token; it raises what would end the first update."""
-    import torch
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.utils.config import omega_conf_to_dataclass
-
-    loss, token = get_policy_loss_fn(actor.policy_loss.loss_mode), torch.ones(1, 1)
-    one_token = dict.fromkeys(("old_log_prob", "log_prob", "advantages", "response_mask"), token)
-    loss(**one_token, loss_agg_mode=actor.loss_agg_mode, config=omega_conf_to_dataclass(actor))
-
-
 def _try_formulas(config: Any) -> None:
     """Compute what verl chooses by name within a step, for one token; it raises what would end the first step."""
     import torch
     from verl import DataProto
-    from verl.trainer.ppo.core_algos import kl_penalty
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn, kl_penalty
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+    from verl.utils.config import omega_conf_to_dataclass
 
     token, actor, algorithm = torch.ones(1, 1), config.actor_rollout_ref.actor, config.algorithm
-    kinds: list[str] = []
-    if actor.use_kl_loss:
-        kinds.append(actor.kl_loss_type)
-    if algorithm.use_kl_in_reward:
-        kinds.append(algorithm.kl_penalty)
-    for kind in kinds:
+    # a library of the user's, which may bring other estimators and losses, is not imported yet
+    if not config.actor_rollout_ref.model.external_lib:
+        get_adv_estimator_fn(algorithm.adv_estimator)
+        loss = get_policy_loss_fn(actor.policy_loss.loss_mode)
+        one_token = dict.fromkeys(("old_log_prob", "log_prob", "advantages", "response_mask"), token)
+        loss(**one_token, loss_agg_mode=actor.loss_agg_mode, config=omega_conf_to_dataclass(actor))
+    for kind, used in (
+        (actor.kl_loss_type, actor.use_kl_loss),
+        (algorithm.kl_penalty, algorithm.use_kl_in_reward),
+    ):
         try:
-            kl_penalty(token, token, kind)
+            if used:
+                kl_penalty(token, token, kind)
         except NotImplementedError:
             # it has no words
             raise ValueError(f"there is no KL penalty {kind!r}") from None
@@ -175,10 +168,3 @@ def _find_loggers(names: Any) -> None:
             raise ValueError(f"job.logger: there is no {name!r}; there are {', '.join(Tracking.supported_backend)}")
         if name in _PACKAGES and find_spec(name) is None:
             raise ValueError(f"job.logger: {name} is not installed: pip install {name} for {sys.executable}")
-
-
-def _leave() -> None:
-    import os
-
-    # Ray ends the rest when the driver, which has lost the server too, goes
-    os._exit(1)
