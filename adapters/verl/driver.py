@@ -269,13 +269,12 @@ class _Run:
         """The server's word to start another trainer; ``None`` if it says Stop."""
         # no deadline of its own: a server that dies is noticed by its heartbeats
         while True:
-            match link.receive(timeout=0.5):
-                case StartTrainer() as message:
-                    return message
-                case Stop():
-                    return None
-                case _:
-                    self._check_terminated()
+            message = link.receive(timeout=0.5)
+            if isinstance(message, StartTrainer):
+                return message
+            if isinstance(message, Stop):
+                return None
+            self._check_terminated()
 
     def _check_terminated(self) -> None:
         if self._terminated.is_set():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SHARD = "model_world_size_{ranks}_rank_{rank}.pt"
 #: Files of the folder of configuration and tokenizer that the model itself writes.
-_WRITTEN_ANEW = ("config.json", "model.safetensors", "model.safetensors.index.json")
+_WRITTEN_ANEW = ("config.json", "model.safetensors.index.json")
 #: What PEFT puts before the names of a model's weights.
 _PEFT = "base_model.model."
 #: What verl writes beside the weights of a LoRA run.
@@ -115,7 +115,8 @@ def _check_room(folder: Path, shards: list[Path]) -> None:
 def _write(actor: Path, shards: list[Path], folder: Path, base_model: str, *, merged: bool) -> Exported:
     # what is read is there in full, even if the checkpoint goes: the weights stay mapped
     described = actor / "huggingface"
-    files = {path.name: path.read_bytes() for path in described.iterdir() if path.is_file() and _is_beside(path.name)}
+    beside = (path for path in described.iterdir() if path.is_file() and path.name not in _WRITTEN_ANEW)
+    files = {path.name: path.read_bytes() for path in beside if path.suffix != ".safetensors"}
     import torch
     from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
@@ -146,10 +147,6 @@ def _write(actor: Path, shards: list[Path], folder: Path, base_model: str, *, me
         shutil.copymode(next(folder.glob("*config.json")), path)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     return Exported(folder, dtype, adapter=lora and not merged, lora=lora)
-
-
-def _is_beside(name: str) -> bool:
-    return name not in _WRITTEN_ANEW and not name.endswith(".safetensors")
 
 
 def _joined(shards: list[Path]) -> dict[str, torch.Tensor]:
