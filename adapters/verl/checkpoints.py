@@ -46,11 +46,9 @@ class Checkpoints:
     """Those of one run.
 
     Args:
-        folder: holds them.
         keep: how many of the latest are kept; the best one and those that are held are kept beside them.
         model: path or hub name of the model, to estimate the size of the first checkpoint.
         keep_gb: what all of them may take, in GB, see :func:`swarm.checkpoints.surplus`.
-        with_adapter: LoRA is trained.
         ranks: how many processes write a checkpoint together.
     """
 

@@ -76,14 +76,8 @@ class RayFolder:
 def init_arguments(
     job: TrainJob, device: Device, temp_dir: Path, environment: Mapping[str, str], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Keywords of ``ray.init``.
-
-    Args:
-        job: decides between one node and several.
-        device: a CPU run lends Ray stand-ins for GPUs.
-        temp_dir: of a :class:`RayFolder`.
-        environment: variables for every process of the run.
-        settings: ``ray_kwargs.ray_init`` of verl's configuration; wins.
+    """Keywords of ``ray.init``, for every process of a run to have ``environment``; ``settings``, which verl's
+    configuration has as ``ray_kwargs.ray_init``, win.
 
     Raises:
         ConfigError: several nodes without the address of a Ray cluster.
@@ -107,6 +101,7 @@ def init_arguments(
         "include_dashboard": False,
     }
     if device == "cpu":
+        # stand-ins
         local |= {"num_gpus": job.n_gpu, "object_store_memory": OBJECT_STORE_BYTES}
     return {**common, **local, **chosen}
 

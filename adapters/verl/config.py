@@ -89,13 +89,7 @@ def resolve_device(job: TrainJob) -> Device:
 
 
 def verl_config(job: TrainJob, model: str, run_dir: Path, device: Device) -> DictConfig:
-    """verl's full configuration for ``job``.
-
-    Args:
-        job: what the operator wrote.
-        model: path or hub name of the model, already resolved.
-        run_dir: folder of this run; checkpoints go there unless the job says otherwise.
-        device: from :func:`resolve_device`.
+    """verl's full configuration for ``job``, with its ``model`` resolved to a path or hub name, and its ``device``.
 
     Raises:
         ConfigError: verl or a pack that the job needs is not installed, an override names no key of verl or does not

@@ -90,14 +90,8 @@ class _Replica:
 
 
 class HealthWatch:
-    """Watches the replicas at ``addresses`` inside a ``with`` block; the thread ends with the block.
-
-    Args:
-        addresses: ``host:port`` of each replica's HTTP server, which must be serving already.
-        ask: how one replica is.
-        clock: monotonic seconds.
-        name: what there is at an address, for people.
-    """
+    """Watches the replicas at ``addresses`` (``host:port``), which must be serving already, inside a ``with`` block, with
+    which its thread ends. ``name`` tells people what there is at an address."""
 
     def __init__(
         self,

@@ -40,8 +40,6 @@ def serve_model(
 
     Args:
         model: a path, or the name of a hub's model.
-        name: under which it is served.
-        address: host and port.
         folder: where vLLM's metadata may be written, on a CPU.
         max_model_len: tokens of prompt and answer together; ``None``: what the model takes.
         max_new_tokens: of an answer whose request does not say how many.
