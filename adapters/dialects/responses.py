@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 from adapters.dialects.chat import ChatDialect
@@ -183,52 +184,47 @@ class ResponseStream(EventStream):
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
         self._unfolding = Unfolding()
-        self._items: ResponseItems | None = None
         self._count = 0
         #: the whole response, once the stream has ended
         self.response: dict[str, Any] = {}
 
     def take(self, chunk: Mapping[str, Any]) -> bytes:
-        events, items = self._begun(chunk)
-        for step in self._unfolding.take(chunk):
-            events += self._events(items, step)
-        return self._encoded(events)
+        steps = self._unfolding.take(chunk)
+        return self._encoded([event for step in steps for event in self._events(step)])
 
     def end(self) -> bytes:
         seen = self._unfolding
-        finish = seen.end()
-        events, items = self._begun({})
-        self.response = items.ended(seen.parts, finish, seen.usage)
-        return self._encoded([*events, {"type": f"response.{self.response['status']}", "response": self.response}])
+        self.response = self._items.ended(seen.parts, seen.end(), seen.usage)
+        return self._encoded([{"type": f"response.{self.response['status']}", "response": self.response}])
 
     def fail(self, exc: SwarmGatewayError) -> bytes:
-        events, items = self._begun({})
-        parts = self._unfolding.parts
+        items, parts = self._items, self._unfolding.parts
         code = "server_error" if exc.status >= 500 else _FAULTS.get(exc.status, "invalid_prompt")
         response = items.envelope | {
             "status": "failed",
             "error": {"code": code, "message": exc.message},
             "output": [items.item(part, "incomplete" if part is parts[-1] else None) for part in parts],
         }
-        return self._encoded([*events, {"type": "response.failed", "response": response}])
+        return self._encoded([{"type": "response.failed", "response": response}])
 
-    def _begun(self, head: Mapping[str, Any]) -> tuple[list[Event], ResponseItems]:
-        """The first events, unless they went out already; SDKs accept no others before them."""
-        if self._items is not None:
-            return [], self._items
-        self._items = items = ResponseItems(self._data, head)
-        return [
-            {"type": f"response.{state}", "response": items.envelope} for state in ("created", "in_progress")
-        ], items
+    @cached_property
+    def _items(self) -> ResponseItems:
+        return ResponseItems(self._data, self._unfolding.head)
 
     def _encoded(self, events: list[Event]) -> bytes:
+        """``events``, after the first ones unless these went out already; SDKs accept no others before them."""
+        if not self._count:
+            envelope = self._items.envelope
+            states = ("created", "in_progress")
+            events = [*({"type": f"response.{state}", "response": envelope} for state in states), *events]
         for event in events:
             event["sequence_number"] = self._count
             self._count += 1
         return encode_named(events)
 
-    def _events(self, items: ResponseItems, step: Step) -> list[Event]:
+    def _events(self, step: Step) -> list[Event]:
         """The events of one step; its part may have more pieces by now."""
+        items = self._items
         part, where = step.part, {"output_index": step.part.index}
         inside = where | {"item_id": items.id_of(part)}
         call, custom = part.kind == "call", items.is_custom(part)

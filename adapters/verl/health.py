@@ -90,8 +90,8 @@ class _Replica:
 
 
 class HealthWatch:
-    """Watches the replicas at ``addresses`` (``host:port``), which must be serving already, inside a ``with`` block, with
-    which its thread ends. ``name`` tells people what there is at an address."""
+    """Watches the replicas at ``addresses`` (``host:port``), which must be serving already, inside a ``with`` block:
+    its thread ends with that. ``name`` tells people what there is at an address."""
 
     def __init__(
         self,
