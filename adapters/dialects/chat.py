@@ -46,7 +46,10 @@ class ChatDialect(Dialect):
     def parse(self, data: dict[str, Any]) -> LLMRequest:
         check_depth(data)
         top = Fields(data)
-        messages = _messages(top)
+        turns = top.objects("messages")
+        if not turns:
+            refuse("messages", "must be a list of at least one message")
+        messages = [_message(turn) for turn in turns]
         changed = _tools(top)
         choices, stream, include_usage = delivery(top)
         sampling(top)
@@ -109,38 +112,26 @@ def sampling(top: Fields) -> None:
         top.integer(name)
 
 
-def _messages(top: Fields) -> list[dict[str, Any]]:
-    messages = top.take("messages")
-    if not isinstance(messages, list) or not messages:
-        refuse(top.at("messages"), "must be a list of at least one message")
-    return [_message(top, message, index) for index, message in enumerate(cast("list[object]", messages))]
-
-
-def _message(top: Fields, message: object, index: int) -> dict[str, Any]:
+def _message(turn: Fields) -> dict[str, Any]:
     """A message as vLLM takes it; the same object if vLLM takes it as it is."""
-    path = f"messages.{index}"
-    if not isinstance(message, dict):
-        refuse(path, "must be an object")
-    fields = cast("dict[str, Any]", message)
+    fields = turn.data
     role, content, calls = fields.get("role"), fields.get("content"), fields.get("tool_calls")
     if not isinstance(role, str) or not role:
-        refuse(f"{path}.role", "must be a string that is not empty")
+        refuse(turn.at("role"), "must be a string that is not empty")
     changed: dict[str, Any] = {}
     if content is None and role != "assistant":
         changed["content"] = ""
     elif isinstance(content, list):
-        changed["content"] = [
-            _part(top, part, f"{path}.content.{k}") for k, part in enumerate(cast("list[Any]", content))
-        ]
+        changed["content"] = [_part(turn, part, k) for k, part in enumerate(cast("list[Any]", content))]
     if isinstance(calls, list):
         changed["tool_calls"] = [_call(call) for call in cast("list[Any]", calls)]
     return {**fields, **changed} if any(fields.get(name) != value for name, value in changed.items()) else fields
 
 
-def _part(top: Fields, part: Any, path: str) -> Any:
+def _part(turn: Fields, part: Any, index: int) -> Any:
     match part:
         case {"type": "file", "file": dict(file)}:
-            top.notes.add(path, "files are replaced by a text")
+            turn.note("files are replaced by a text", f"content.{index}")
             name: object = cast("dict[str, Any]", file).get("filename")
             return unread("A file", name if isinstance(name, str) else None)
         case _:
