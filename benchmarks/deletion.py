@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from swarm.server.episodes.timelines import merge_calls
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, EndRow, EpisodeRow, JournalRow, StateRow
 from swarm.states import EpisodeState
 from swarm.subjects import Subject, Tombstone
 from swarm.tokens import ModelCall, Trajectory
-from swarm.tracker.timelines import merge_calls
 from swarm.types import Notes, WorkflowOutput
 
 _CHUNK = 1000

@@ -1,7 +1,8 @@
 """Part of :mod:`benchmarks.training`: what merging calls into timelines saves an update, on recorded traces.
 
 Each trace is the mini-batch of one attempt of :mod:`benchmarks.traces`, once with a row per call and once with a row
-per timeline, as :func:`swarm.tracker.timelines.merge_calls` makes them; each by verl's padded rows and by tries.
+per timeline, as :func:`swarm.server.episodes.timelines.merge_calls` makes them; each by verl's padded rows and by
+tries.
 
 * ``trace_tools``: one conversation with tools; ``trace_sub_agent``: with a conversation of a sub-agent in between;
   ``trace_compacted``: the history becomes a summary half-way;
@@ -20,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.traces import attempts
+from swarm.server.episodes.timelines import count_tokens, merge_calls
 from swarm.tokens import Timeline
-from swarm.tracker.timelines import count_tokens, merge_calls
 
 #: shape -> the attempt, and whether its model thinks
 TRACES = {

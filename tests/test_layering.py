@@ -30,7 +30,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     # token data is numpy's: beside the base, so that gateways and clients do without
     "swarm.tokens": set(),
     "swarm.link": {"swarm.tokens", "swarm.code_snapshots"},
-    "swarm.tracker": {"swarm.tokens"},
     "swarm.code_snapshots": set(),
     "swarm.client": {"swarm.code_snapshots", "swarm.http"},
     "swarm.data": set(),
@@ -43,7 +42,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "swarm.server": {
         "swarm.tokens",
         "swarm.link",
-        "swarm.tracker",
         "swarm.http",
         "swarm.credentials",
         "swarm.code_snapshots",

@@ -18,10 +18,10 @@ from swarm.concurrency import Once
 from swarm.credentials import digest
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
+from swarm.server.episodes.timelines import count_tokens, merge_calls
 from swarm.server.journal.rows import EndedHow, Ending, EpisodeRow
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Trajectory
-from swarm.tracker.timelines import count_tokens, merge_calls
 from swarm.types import WorkflowOutput
 
 

@@ -47,13 +47,13 @@ from swarm.server.episodes.episode import (
 )
 from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.episodes.stages import Stages
+from swarm.server.episodes.timelines import count_tokens
 from swarm.server.episodes.training_watch import Evaluations, TrainingWatch
 from swarm.server.journal.recovery import MAX_ENDINGS
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EngineStates, EpisodeEvent, TrainerState, VllmState, next_episode
 from swarm.status import PoolInformation
 from swarm.tokens import ModelCall, TokenCounts, Trajectory
-from swarm.tracker.timelines import count_tokens
 from swarm.types import Notes, StepResult
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import structs
 
+from swarm.server.episodes.timelines import merge_calls
 from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, EpisodeRow, JournalRow, StateRow, StepRow
 from swarm.states import EpisodeState
 from swarm.tokens import TrainBatch, TrainGroup, Trajectory
-from swarm.tracker.timelines import merge_calls
 from swarm.types import StepResult, WorkflowOutput
 from tests.token_data import model_call, timeline
 from tests.token_data import trajectory as made_trajectory

@@ -9,12 +9,12 @@ import pytest
 
 from reward_hooks.recorded import RecordedGroup, read_groups
 from swarm.errors import ConfigError
+from swarm.server.episodes.timelines import merge_calls
 from swarm.server.journal.export import ExportReport, ExportState, export
 from swarm.server.journal.group_lines import model_of
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, JournalRow, RunRow
 from swarm.tokens import Trajectory
-from swarm.tracker.timelines import merge_calls
 from swarm.types import Notes, WorkflowOutput
 from tests.swarm.server.journal.build import claimed, ended, over
 from tests.token_data import model_call

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,32 +26,28 @@ def merge_calls(calls: Sequence[ModelCall]) -> list[Timeline]:
     prefix of a timeline is absorbed. Any other call starts a timeline; calls without a sampled token add nothing, and
     neither do those whose answer went astray. The time is linear in the number of tokens of all calls.
     """
-    calls = _delivered(calls)
+    calls = [call for call in _delivered(calls) if len(call.response_ids)]
     if len(calls) == 1:
-        return _alone(calls[0])
-    tree = _Tree()
-    timelines: list[_Growing] = []
+        # the most frequent kind of episode
+        return [_Growing(calls).timeline()]
+    root = _Node(np.empty(0, np.int32))
+    growing: dict[int, _Growing] = {}
     # Short prompts first: parallel calls finish in any order, yet a call must be seen before those that continue it.
     # Of calls with one prompt the longest answer goes first, so that an answer that is its prefix is absorbed.
     order = sorted(range(len(calls)), key=lambda i: (len(calls[i].prompt_ids), -len(calls[i].response_ids)))
     for index in order:
         call = calls[index]
-        if not len(call.response_ids):
-            continue
         full = np.concatenate([call.prompt_ids, call.response_ids])
-        match = tree.find(full, len(call.prompt_ids))
-        if match.matched == len(full):
+        holder, extends = root.find(full, len(call.prompt_ids))
+        if holder is not None:
             # all prompts in that timeline are at most as long as this one: its tokens past our prompt are sampled
-            match.holder().num_calls += 1
+            holder.absorbed += 1
             continue
-        timeline = match.extends
-        if timeline is None:
-            timeline = _Growing(index, call.prompt_ids)
-            timelines.append(timeline)
-        timeline.append(call)
-        tree.insert(full, timeline)
-    timelines.sort(key=lambda timeline: timeline.first_call)
-    return [timeline.freeze() for timeline in timelines]
+        if extends is None:
+            extends = growing[index] = _Growing([])
+        extends.calls.append(call)
+        root.insert(full, extends)
+    return [growing[index].timeline() for index in sorted(growing)]
 
 
 def count_tokens(calls: Sequence[ModelCall], timelines: Sequence[Timeline]) -> TokenCounts:
@@ -92,104 +87,58 @@ def _delivered(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
     return [call for index, call in enumerate(calls) if index not in astray]
 
 
-def _alone(call: ModelCall) -> list[Timeline]:
-    """The timelines of an episode of one call, the most frequent kind; they share the call's arrays."""
-    if not len(call.response_ids):
-        return []
-    timeline = Timeline(
-        prompt_ids=call.prompt_ids,
-        response_ids=call.response_ids,
-        response_mask=np.ones(len(call.response_ids), np.bool_),
-        logprobs=call.logprobs,
-        min_policy_version=call.min_policy_version,
-        max_policy_version=call.max_policy_version,
-        versions=call.versions,
-        num_calls=1,
-    )
-    return [timeline]
-
-
 @dataclass
 class _Growing:
-    """A timeline in the making: the lists hold parts of its arrays, in order; ``length`` counts its tokens."""
+    """A timeline in the making: its calls, each of which goes on from all tokens of the one before."""
 
-    first_call: int
-    prompt_ids: _Ids
-    response_ids: list[_Ids] = field(default_factory=list[_Ids])
-    mask: list[NDArray[np.bool_]] = field(default_factory=list[NDArray[np.bool_]])
-    logprobs: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
-    versions: list[int] = field(default_factory=list[int])
-    runs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    num_calls: int = 0
-    length: int = field(init=False)
+    calls: list[ModelCall]
+    absorbed: int = 0
 
-    def __post_init__(self) -> None:
-        self.length = len(self.prompt_ids)
-
-    def append(self, call: ModelCall) -> None:
-        between, sampled = call.prompt_ids[self.length :], len(call.response_ids)
-        self.response_ids += (between, call.response_ids)
-        self.mask += (np.zeros(len(between), np.bool_), np.ones(sampled, np.bool_))
-        self.logprobs += (np.zeros(len(between), np.float32), call.logprobs)
-        self.versions += (call.min_policy_version, call.max_policy_version)
-        self.num_calls += 1
-        self.length += len(between)
-        first = self.length - len(self.prompt_ids)
-        runs = call.versions or [(0, call.min_policy_version)]
-        self.runs += ((first + begin, version) for begin, version in runs)
-        self.length += sampled
-
-    def freeze(self) -> Timeline:
-        runs = join_runs(self.runs)
+    def timeline(self) -> Timeline:
+        first, last = self.calls[0], self.calls[-1]
+        # those of a single call are shared with it
+        ids, values, mask = first.response_ids, first.logprobs, np.ones(len(first.response_ids), np.bool_)
+        versions = first.versions
+        if last is not first:
+            begin = len(first.prompt_ids)
+            ids = np.concatenate([last.prompt_ids[begin:], last.response_ids])
+            values, mask = np.zeros(len(ids), np.float32), np.zeros(len(ids), np.bool_)
+            runs: list[tuple[int, int]] = []
+            for call in self.calls:
+                at = len(call.prompt_ids) - begin
+                sampled = slice(at, at + len(call.response_ids))
+                values[sampled], mask[sampled] = call.logprobs, True
+                runs += [(at + run, version) for run, version in call.versions or [(0, call.min_policy_version)]]
+            runs = join_runs(runs)
+            versions = runs if len(runs) > 1 else []
         return Timeline(
-            prompt_ids=self.prompt_ids,
-            response_ids=np.concatenate(self.response_ids),
-            response_mask=np.concatenate(self.mask),
-            logprobs=np.concatenate(self.logprobs),
-            min_policy_version=min(self.versions),
-            max_policy_version=max(self.versions),
-            versions=runs if len(runs) > 1 else [],
-            num_calls=self.num_calls,
+            prompt_ids=first.prompt_ids,
+            response_ids=ids,
+            response_mask=mask,
+            logprobs=values,
+            min_policy_version=min(call.min_policy_version for call in self.calls),
+            max_policy_version=max(call.max_policy_version for call in self.calls),
+            versions=versions,
+            num_calls=len(self.calls) + self.absorbed,
         )
 
 
 @dataclass(slots=True)
 class _Node:
-    """A node of the radix tree: ``ids`` are on the edge that leads here; ``ends`` is the timeline that ends here."""
+    """A node of a radix tree over all tokens of all timelines: ``ids`` are on the edge that leads here; ``ends`` is the
+    timeline that ends here. Every leaf ends one."""
 
     ids: _Ids
     edges: dict[int, _Node] = field(default_factory=dict[int, "_Node"])
     ends: _Growing | None = None
 
-
-@dataclass(slots=True)
-class _Place:
-    """How far a token sequence is in the tree, and the longest timeline that its prompt starts with."""
-
-    matched: int
-    node: _Node
-    extends: _Growing | None
-
-    def holder(self) -> _Growing:
-        """A timeline that contains the matched tokens; every leaf ends one."""
-        node = self.node
-        while node.ends is None:
-            node = next(iter(node.edges.values()))
-        return node.ends
-
-
-class _Tree:
-    """Radix tree over the full ids of all timelines."""
-
-    def __init__(self) -> None:
-        self._root = _Node(np.empty(0, np.int32))
-
-    def find(self, full: _Ids, prompt_length: int) -> _Place:
-        node, depth, extends = self._root, 0, None
+    def find(self, full: _Ids, prompt_length: int) -> tuple[_Growing | None, _Growing | None]:
+        """A timeline that begins with all of ``full``; and the longest one with all of which its prompt begins."""
+        node, depth, extends = self, 0, None
         while depth < len(full):
             child = node.edges.get(int(full[depth]))
             if child is None:
-                break
+                return None, extends
             common = _common(child.ids, full, depth)
             depth += common
             node = child
@@ -197,11 +146,15 @@ class _Tree:
                 break
             if child.ends is not None and depth <= prompt_length:
                 extends = child.ends
-        return _Place(depth, node, extends)
+        if depth < len(full):
+            return None, extends
+        while node.ends is None:
+            node = next(iter(node.edges.values()))
+        return node.ends, extends
 
     def insert(self, full: _Ids, timeline: _Growing) -> None:
         """Add ``full``, which is not yet contained, as the ids of ``timeline``; its shorter end is forgotten."""
-        node, depth = self._root, 0
+        node, depth = self, 0
         while True:
             goes_on = node.ends is timeline
             if goes_on:
@@ -225,5 +178,5 @@ class _Tree:
 def _common(edge: _Ids, full: _Ids, start: int) -> int:
     """How many ids of ``edge`` equal those of ``full`` from ``start``."""
     length = min(len(edge), len(full) - start)
-    differs: NDArray[Any] = edge[:length] != full[start : start + length]
+    differs: NDArray[np.bool_] = edge[:length] != full[start : start + length]
     return int(differs.argmax()) if differs.any() else length

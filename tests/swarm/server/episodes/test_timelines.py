@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from swarm.server.episodes.timelines import count_tokens, merge_calls
 from swarm.tokens import ModelCall, Timeline
-from swarm.tracker.timelines import count_tokens, merge_calls
 from tests import token_data
 
 

@@ -1,1 +1,0 @@
-"""Capture of what an episode sampled: LLM calls merged into timelines."""
