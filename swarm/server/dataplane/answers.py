@@ -180,16 +180,3 @@ def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> Body | None:
 
 def _token(token: str, logprob: float | None) -> Body:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace"))}
-
-
-def chunks_of(answer: Body, *, usage: bool) -> list[Body]:
-    """A chat completion with one choice as the chunks of a stream; ``usage``: with one for the usage."""
-    head: Body = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-
-    def chunk(delta: Body, finish: str | None) -> Body:
-        choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return {**head, "choices": [choice]}
-
-    (choice,) = answer["choices"]
-    chunks = [chunk(choice["message"], None), chunk({}, choice["finish_reason"])]
-    return [*chunks, {**head, "choices": [], "usage": answer["usage"]}] if usage else chunks

@@ -245,9 +245,7 @@ class UnrecordedCall(CallOwner):
         never answers in its place."""
         if self._kept is None or refusal.status not in (404, 409):
             return None
-        error: Any = refusal.body().get("error")
-        why = str(cast("dict[str, Any]", error).get("message")) if isinstance(error, dict) else ""
-        return self._not_kept(why, "engine_busy" if refusal.status == 409 else "version_not_kept")
+        return self._not_kept(refusal.words, "engine_busy" if refusal.status == 409 else "version_not_kept")
 
     def _not_kept(self, why: str, code: str = "version_not_kept") -> UnavailableError:
         return UnavailableError(f"version {self._kept} does not answer: {why}", code=code, retry_after=_ASLEEP_SECONDS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from msgspec import MsgspecError
@@ -18,7 +17,7 @@ from adapters.dialects.jsons import decode, encode
 from adapters.dialects.sse import SseDecoder
 from swarm.concurrency import backoff
 from swarm.errors import ContextLengthError, RequestError, UpstreamError
-from swarm.http.client import ConnectionBrokenError, HttpClient, LiveAnswer
+from swarm.http.client import ConnectionBrokenError, HttpClient
 from swarm.job import TrainJob
 
 Body = dict[str, Any]
@@ -69,6 +68,12 @@ class UpstreamRefusalError(UpstreamError):
 
     def body(self) -> Body:
         return self._payload
+
+    @property
+    def words(self) -> str:
+        """vLLM's own; empty without any."""
+        error: Any = self._payload.get("error")
+        return str(error.get("message")) if isinstance(error, dict) else ""
 
 
 class TransientError(UpstreamError):
@@ -137,17 +142,23 @@ class ReplicaClient:
             UpstreamRefusalError: a 4xx, as the status or in an error event.
             TransientError: a 5xx, an error event, or a stream that ends early.
         """
-        async with self._posted(url, body) as response:
-            decoder = SseDecoder()
-            async for data in response.parts():
-                events = decoder.feed(data)
-                done = "[DONE]" in events
-                if done:
-                    events = events[: events.index("[DONE]")]
-                if events:
-                    yield [_chunk(event, body) for event in events]
-                if done:
-                    return
+        try:
+            # leaving before its end closes the connection, which cancels the call in vLLM
+            async with self._http.posted(url, encode(body), _JSON) as response:
+                if response.status != 200:
+                    raise _failure(response.status, await response.read(), body)
+                decoder = SseDecoder()
+                async for data in response.parts():
+                    events = decoder.feed(data)
+                    done = "[DONE]" in events
+                    if done:
+                        events = events[: events.index("[DONE]")]
+                    if events:
+                        yield [_chunk(event, body) for event in events]
+                    if done:
+                        return
+        except ConnectionBrokenError as exc:
+            raise _broken(exc) from exc
         raise TransientError("vLLM's stream broke off")
 
     async def is_healthy(self, address: str) -> bool:
@@ -157,27 +168,10 @@ class ReplicaClient:
         except ConnectionBrokenError:
             return False
 
-    @asynccontextmanager
-    async def _posted(self, url: str, body: Body) -> AsyncGenerator[LiveAnswer]:
-        """A response with status 200. Leaving before its end closes the connection, which cancels the call in vLLM.
-
-        Raises:
-            UpstreamRefusalError, TransientError: another status, or a broken connection, also during the block.
-        """
-        try:
-            async with self._http.posted(url, encode(body), _JSON) as response:
-                if response.status != 200:
-                    raise _failure(response.status, await response.read(), body)
-                yield response
-        except ConnectionBrokenError as exc:
-            raise _broken(exc) from exc
-
 
 def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> ContextLengthError | None:
     """``refusal`` in the words that SDKs look for, if it says that the prompt, or it and the answer, are too long."""
-    error: Any = refusal.body().get("error")
-    match = _TOO_LONG.search(str(error.get("message"))) if isinstance(error, dict) else None
-    if match is None:
+    if (match := _TOO_LONG.search(refusal.words)) is None:
         return None
     limit, answer = int(match["limit"] or match["most"]), int(match["answer"] or 0)
     # a prompt of too many characters is refused before its tokens are counted
@@ -202,13 +196,11 @@ def too_long(refusal: UpstreamRefusalError, job: TrainJob) -> ContextLengthError
 
 def not_guided(refusal: UpstreamRefusalError) -> RequestError | None:
     """``refusal`` with what to do about it, if it says that vLLM cannot hold an answer to a schema."""
-    error: Any = refusal.body().get("error")
-    message = str(error.get("message")) if isinstance(error, dict) else ""
-    if refusal.status != 400 or not message.startswith(_NOT_GUIDED):
+    if refusal.status != 400 or not refusal.words.startswith(_NOT_GUIDED):
         return None
     return RequestError(
         "the engine cannot hold an answer to the JSON schema of this request, which is that of response_format, of a "
-        f"tool that tool_choice forces, or of a strict tool: {message[:500]}. Leave that out of the schema; tools that "
+        f"tool that tool_choice forces, or of a strict tool: {refusal.words[:500]}. Leave that out of the schema; tools that "
         "the model may call or not, and that are not strict, are called without such a check.",
         code="schema_not_supported",
     )
@@ -253,10 +245,8 @@ def _failure(status: int, content: bytes, asked: Mapping[str, Any]) -> UpstreamE
         payload = {}
     if "error" not in payload:
         payload = {"error": {"message": text[:2000], "type": "invalid_request_error", "param": None, "code": None}}
-    error: Any = payload["error"]
-    if isinstance(error, dict) and str(cast("Body", error).get("message")).endswith(_NO_PARSER):
-        return UpstreamRefusalError(status, _NO_TOOLS.body())
-    return UpstreamRefusalError(status, payload, _prompt_field(asked))
+    refusal = UpstreamRefusalError(status, payload, _prompt_field(asked))
+    return UpstreamRefusalError(status, _NO_TOOLS.body()) if refusal.words.endswith(_NO_PARSER) else refusal
 
 
 def _prompt_field(asked: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -17,7 +18,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import DIALECTS, ChatDialect, Dialect, dialect_of, left_out_header
+from adapters.dialects import DIALECTS, ChatDialect, Dialect, SampledAnswer, dialect_of, left_out_header
+from adapters.dialects.chat_answers import chunks_of
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.concurrency import ClientGoneError, Once, until_gone
@@ -34,7 +36,7 @@ from swarm.packs import added
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import ClientNames, TokenHolder
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane.answers import Body, chunks_of
+from swarm.server.dataplane.answers import Body
 from swarm.server.dataplane.calls import CallOwner, Conversations, UnrecordedCall
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.replica_client import ReplicaClient, UpstreamRefusalError, not_guided, too_long
@@ -271,7 +273,7 @@ class DataPlane:
             error = too_long(exc, self.controller.job)
             if error is None or (instead := self._instead_of(error, owner)) is None:
                 raise
-            yield chunks_of(instead, usage=usage)
+            yield [*chunks_of([SampledAnswer.from_completion(instead)], instead["id"], include_usage=usage)]
 
     def _instead_of(self, error: ContextLengthError, owner: CallOwner) -> Body | None:
         """What a pack answers to a prompt that is too long; ``None``: the error stands."""
@@ -279,6 +281,7 @@ class DataPlane:
         return answer(error, self.controller.job, owner) if answer else None
 
 
+@dataclass(eq=False)
 class EventStreamResponse(Response):
     """A streamed answer, whose status depends on its first chunk.
 
@@ -292,48 +295,41 @@ class EventStreamResponse(Response):
         begun: called at the first chunk; gives headers.
     """
 
-    def __init__(
-        self,
-        plane: DataPlane,
-        owner: CallOwner,
-        engine_gone: Once,
-        chunks: AsyncGenerator[list[Body]],
-        dialect: Dialect,
-        asked: Body,
-        begun: Callable[[], Mapping[str, str]],
-    ) -> None:
+    plane: DataPlane
+    owner: CallOwner
+    engine_gone: Once
+    chunks: AsyncGenerator[list[Body]]
+    dialect: Dialect
+    asked: Body
+    begun: Callable[[], Mapping[str, str]]
+    _started: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._plane = plane
-        self._owner = owner
-        self._engine_gone = engine_gone
-        self._chunks = chunks
-        self._dialect = dialect
-        self._events = dialect.stream(asked)
-        self._begun = begun
-        self._started = False
+        self._events = self.dialect.stream(self.asked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._owner:
-                work = self._plane.while_open(self._owner, self._engine_gone, self._send(send))
+            with self.owner:
+                work = self.plane.while_open(self.owner, self.engine_gone, self._send(send))
                 await until_gone(receive, work)
             tail = self._events.end()
         except ClientGoneError:
             return
         except SwarmGatewayError as exc:
             if not self._started:
-                self._owner.refuse(exc)
-                await _refusal(self._dialect, exc)(scope, receive, send)
+                self.owner.refuse(exc)
+                await _refusal(self.dialect, exc)(scope, receive, send)
                 return
             if not isinstance(exc, StreamCutError):
                 # the agent has seen, and may act on, tokens that are in no record
-                self._owner.quarantine_all(f"a stream was cut: {exc.message}")
+                self.owner.quarantine_all(f"a stream was cut: {exc.message}")
             tail = self._events.fail(exc)
         await self._start(send)
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
     async def _send(self, send: Send) -> None:
-        async with aclosing(self._chunks) as chunks:
+        async with aclosing(self.chunks) as chunks:
             async for together in chunks:
                 await self._start(send)
                 if events := b"".join(map(self._events.take, together)):
@@ -347,7 +343,7 @@ class EventStreamResponse(Response):
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
-            **self._begun(),
+            **self.begun(),
         }
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": encoded})
