@@ -306,32 +306,31 @@ class Conversations:
         self, before: bytes, after: bytes, episode_uuid: str, prompt_ids: TokenIds, ids: TokenIds, words: bytes
     ) -> None:
         """Keep an answer to the conversation ``before``."""
+        self._forget(after, episode_uuid)
         answers = self._answers.setdefault(after, {})
         self._answers.move_to_end(after)
-        gone = [answers.pop(episode_uuid)] if episode_uuid in answers else []
         answers[episode_uuid] = (prompt_ids, ids, words)
         self._tokens += len(prompt_ids) + len(ids)
         if len(answers) > _MOST_ALIKE:
-            gone.append(answers.pop(next(iter(answers))))
-        self._tokens -= _size(gone)
+            self._forget(after, next(iter(answers)))
         while self._tokens > self._most_tokens:
             oldest, alike = next(iter(self._answers.items()))
-            self._tokens -= _size([alike.pop(next(iter(alike)))])
-            if not alike:
-                del self._answers[oldest]
+            self._forget(oldest, next(iter(alike)))
         self._asked[before, episode_uuid] = None
 
     def forget(self, episode_uuids: Iterable[str]) -> None:
         """Forget what was sampled in these episodes."""
         names = set(episode_uuids)
         for after, alike in list(self._answers.items()):
-            self._tokens -= _size([alike.pop(name) for name in list(alike) if name in names])
+            for name in names.intersection(alike):
+                self._forget(after, name)
+
+    def _forget(self, after: bytes, episode_uuid: str) -> None:
+        alike = self._answers.get(after, {})
+        if (answer := alike.pop(episode_uuid, None)) is not None:
+            self._tokens -= len(answer[0]) + len(answer[1])
             if not alike:
                 del self._answers[after]
-
-
-def _size(answers: Iterable[tuple[TokenIds, TokenIds, bytes]]) -> int:
-    return sum(len(prompt) + len(answer) for prompt, answer, _ in answers)
 
 
 def _words(message: Mapping[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ from swarm.server.dataplane.calls import CallOwner, Continuation
 from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replica_client import AbortedError, ReplicaClient, Retries, TransientError
 from swarm.server.dataplane.replicas import Placement
-from swarm.server.dataplane.requests import ChatCall
+from swarm.server.dataplane.requests import ChatCall, holds_text, stops_of
 from swarm.tokens import ModelCall, WeightSyncs
 
 
@@ -41,6 +41,7 @@ class Attempt:
         #: whether the caller has seen anything of this attempt
         self.delivered = False
         self._call = call
+        self._holds_text = holds_text(call.body)
         self._shaper = shaper
         self._opening: list[Body] = []
         self._ends: dict[int, Body] = {}
@@ -114,14 +115,14 @@ class Attempt:
         """Whether the caller has the text of all tokens of choice ``index``, and it does not end as a stop text begins:
         who samples on would not know the rest for one. After half a character, vLLM would begin with all the prompt."""
         text = self._messages[index].message()["content"] or "" if index in self._messages else ""
-        stops = [stop[: len(text) + 1] for stop in self._call.stops]
+        stops = [stop[: len(text) + 1] for stop in stops_of(self._call.body)]
         begun = any(text.endswith(stop[:end]) for stop in stops for end in range(1, len(stop)))
         return index not in self._held and index not in self._broken and not begun
 
     def _hold(self, index: int, choice: Body) -> None:
         if choice.get("token_ids"):
             last = _last_token(choice)
-            if last is None and not self._call.holds_text:
+            if last is None and not self._holds_text:
                 last = choice.get("text") or (choice.get("delta") or {}).get("content")
             if last and not last.endswith("\ufffd"):
                 self._broken.discard(index)
@@ -130,7 +131,7 @@ class Attempt:
         if choice.get("finish_reason"):
             # with an abort, too, vLLM sends what it held back
             self._held.discard(index)
-        elif choice.get("token_ids") and self._call.holds_text:
+        elif choice.get("token_ids") and self._holds_text:
             self._held.add(index)
 
     def _say(self, index: int, delta: Mapping[str, Any]) -> None:
@@ -185,8 +186,7 @@ def _without_abort(chunk: Body) -> Body:
 
 def _says_something(choice: Body) -> bool:
     """Whether a choice has more than the role."""
-    delta: Body = choice.get("delta") or {}
-    return bool(delta.get("content")) or any(value for key, value in delta.items() if key != "role")
+    return any(value for key, value in (choice.get("delta") or {}).items() if key != "role")
 
 
 class StreamCutError(UpstreamError):
@@ -314,7 +314,7 @@ class ChatSession:
         chunks: asyncio.Queue[Body | None] = asyncio.Queue()
 
         async def run(index: int) -> None:
-            attempt.recorder.begin_continuation(index)
+            attempt.recorder.choices[index].begin_continuation()
             try:
                 if not attempt.continuable(index):
                     raise UpstreamError(f"the stream was cut and cannot be continued exactly: {cut.message}")
@@ -389,12 +389,9 @@ class ChatSession:
                 )
             if isinstance(call, str):
                 self.owner.quarantine(index, call)
-            elif self.again:
-                calls[index] = structs.replace(call, history="again")
-            elif self.goes_on is None:
-                calls[index] = call
-            else:
-                calls[index] = structs.replace(call, history=self.goes_on.history(call.prompt_ids))
+                continue
+            history = "again" if self.again else self.goes_on.history(call.prompt_ids) if self.goes_on else "new"
+            calls[index] = structs.replace(call, history=history)
         self.owner.record(calls)
         try:
             await self.owner.synced()

@@ -49,6 +49,11 @@ class ChoiceTokens:
         else:
             self._add(choice, [entry.get("logprob") for entry in content])
 
+    @property
+    def cut(self) -> bool:
+        """Whether other calls continue the first one."""
+        return self._before is not None
+
     def begin_continuation(self) -> None:
         """The first call was cut; from now on other calls sample, and their usage counts."""
         self._before = (len(self.response_ids), len(self.logprobs))
@@ -87,10 +92,10 @@ class ChoiceTokens:
         """
         if self.problem:
             return self.problem
-        counted: int | None = self._counted if self._before is not None else usage.get("completion_tokens")
+        counted: int | None = self._counted if self.cut else usage.get("completion_tokens")
         if counted is None:
             return "vLLM sent no usage"
-        if self._before is None and not alone:
+        if not self.cut and not alone:
             counted = None
         sampled = len(self.response_ids)
         if sampled == len(self.logprobs) and counted in (None, sampled):
@@ -117,7 +122,6 @@ class Recorder:
         self._first = self._syncs.begin(version)
         self._name = secrets.token_hex(16)
         self._usage: dict[str, Any] = {}
-        self._cut = False
         self._problem = ""
 
     def add(self, answer: Mapping[str, Any], request: str) -> None:
@@ -140,11 +144,6 @@ class Recorder:
                 raise UpstreamError(f"vLLM sent choice {index!r} of {len(self.choices)}", code="engine_failed")
             self.choices[index].add_chat(choice)
 
-    def begin_continuation(self, index: int) -> None:
-        """Choice ``index`` was cut."""
-        self._cut = True
-        self.choices[index].begin_continuation()
-
     def begin_part(self, index: int, version: int) -> None:
         """A request that continues choice ``index`` is about to be sent, while ``version`` is served."""
         choice = self.choices[index]
@@ -152,7 +151,7 @@ class Recorder:
 
     def usage(self) -> dict[str, Any]:
         """The usage for the caller: vLLM's own, or the sum over all calls that made this one."""
-        if not self._cut:
+        if not any(choice.cut for choice in self.choices):
             return self._usage
         prompt, completion = len(self.prompt_ids or ()), sum(len(choice.response_ids) for choice in self.choices)
         total = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -200,8 +200,8 @@ def not_guided(refusal: UpstreamRefusalError) -> RequestError | None:
         return None
     return RequestError(
         "the engine cannot hold an answer to the JSON schema of this request, which is that of response_format, of a "
-        f"tool that tool_choice forces, or of a strict tool: {refusal.words[:500]}. Leave that out of the schema; tools that "
-        "the model may call or not, and that are not strict, are called without such a check.",
+        f"tool that tool_choice forces, or of a strict tool: {refusal.words[:500]}. Leave that out of the schema; "
+        "tools that the model may call or not, and that are not strict, are called without such a check.",
         code="schema_not_supported",
     )
 

@@ -198,11 +198,17 @@ class Replicas:
 
     def _chosen(self, owners: Sequence[object], prefix: bytes, samples: int, avoid: Replica | None) -> Replica | None:
         healthy = [replica for replica in self._replicas.values() if replica.healthy]
-        if not healthy:
+        among = [replica for replica in healthy if replica is not avoid] or healthy
+        if not among:
             return None
-        others = [replica for replica in healthy if replica is not avoid] or healthy
-        home = self._homes.get(owners[0])
-        return home if home in others else self._choose(others, prefix, samples)
+        if (home := self._homes.get(owners[0])) in among:
+            return home
+        bound = _MOST_OF_MEAN * (sum(replica.load for replica in among) + samples) / len(among)
+        ordered = sorted(
+            among, key=lambda replica: blake2b(replica.address.encode(), key=prefix, digest_size=8).digest()
+        )
+        # there always is one: the least loaded is at most at the mean
+        return next(replica for replica in ordered if replica.load < bound)
 
     def set_aside(self, replica: Replica, reason: str) -> None:
         """Send no calls to ``replica`` until it answers a probe."""
@@ -214,14 +220,6 @@ class Replicas:
         """End the probes and inquests."""
         probes = [replica.probe for replica in self._replicas.values() if replica.probe is not None]
         await end_tasks(*probes, *self._inquests)
-
-    def _choose(self, among: Sequence[Replica], prefix: bytes, samples: int) -> Replica:
-        bound = _MOST_OF_MEAN * (sum(replica.load for replica in among) + samples) / len(among)
-        ordered = sorted(
-            among, key=lambda replica: blake2b(replica.address.encode(), key=prefix, digest_size=8).digest()
-        )
-        # there always is one: the least loaded is at most at the mean
-        return next(replica for replica in ordered if replica.load < bound)
 
     async def _probe(self, replica: Replica) -> None:
         for failures in itertools.count(1):

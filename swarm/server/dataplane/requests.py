@@ -96,16 +96,6 @@ class ChatCall:
         """vLLM's path."""
         return "/v1/completions" if self.raw else "/v1/chat/completions"
 
-    @property
-    def stops(self) -> list[str]:
-        """The texts that end an answer."""
-        return _stops(self.body)
-
-    @property
-    def holds_text(self) -> bool:
-        """Whether vLLM holds the end of a text back until it knows that none of :attr:`stops` begins there."""
-        return _holds_text(self.body)
-
     def room(self, prompt_tokens: int) -> int:
         """The most tokens that an answer to a prompt of this length may have."""
         return min(self.max_tokens, self.context - prompt_tokens)
@@ -183,7 +173,7 @@ def prepare(
         # an aborted answer is continued from them
         "return_token_ids": True,
         # of a text that is held back, they alone say whether it ends within a character
-        "logprobs": wants.logprobs or (record and episode_type is not None) or (wants.stream and _holds_text(body)),
+        "logprobs": wants.logprobs or (record and episode_type is not None) or (wants.stream and holds_text(body)),
         # with null, vLLM would send no log-probabilities
         "top_logprobs": (body.get("top_logprobs") or 0) if wants.logprobs else 0,
         # with a reasoning parser, hiding the reasoning would hide the token ids as well
@@ -242,15 +232,17 @@ def prepare(
     )
 
 
-def _stops(body: Mapping[str, Any]) -> list[str]:
+def stops_of(body: Mapping[str, Any]) -> list[str]:
+    """The texts that end an answer."""
     stop: Any = body.get("stop")
     # vLLM refuses what is none of these
     texts = [stop] if isinstance(stop, str) else cast("list[Any]", stop) if isinstance(stop, list) else []
     return [text for text in texts if isinstance(text, str)]
 
 
-def _holds_text(body: Mapping[str, Any]) -> bool:
-    return max(map(len, _stops(body)), default=0) > 1 and not body.get("include_stop_str_in_output")
+def holds_text(body: Mapping[str, Any]) -> bool:
+    """Whether vLLM holds the end of a text back until it knows that none of :func:`stops_of` begins there."""
+    return max(map(len, stops_of(body)), default=0) > 1 and not body.get("include_stop_str_in_output")
 
 
 def _has_prompt(body: Mapping[str, Any]) -> bool:

@@ -146,7 +146,14 @@ class Suspects:
             path = self._folder / f"{identity.digest}.json"
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_file(path, json.dumps(_record_of(identity, deaths), indent=1).encode())
+                record = {
+                    "digest": identity.digest,
+                    "refused_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "model": identity.model,
+                    "deaths": deaths,
+                    "fields": {name: _without_text(value) for name, value in identity.body.items()},
+                }
+                replace_file(path, json.dumps(record, indent=1).encode())
                 self._refused[identity.digest] = path
             except OSError as exc:
                 logger.error("the record %s cannot be written: %s", path, exc.strerror or exc)
@@ -218,16 +225,6 @@ class Door:
                 if now < self._until.setdefault(digest, now + ALONE_SECONDS * 2 ** min(deaths - 1, 20)):
                     return digest
         return None
-
-
-def _record_of(identity: Identity, deaths: int) -> dict[str, Any]:
-    return {
-        "digest": identity.digest,
-        "refused_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": identity.model,
-        "deaths": deaths,
-        "fields": {name: _without_text(value) for name, value in identity.body.items()},
-    }
 
 
 def _without_text(value: Any) -> Any:
