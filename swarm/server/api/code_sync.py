@@ -10,6 +10,7 @@ import asyncio
 import io
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from starlette.requests import Request
@@ -54,30 +55,18 @@ class CodeRoutes:
         binary = {"type": "string", "format": "binary"}
         texts = ("force_restart", "message", "revision", "sender")
         query = [{"name": name, "in": "query", "required": False, "schema": {"type": "string"}} for name in texts]
-        not_stored = {500: "the code cannot be stored"}
+        archive = {"parameters": query, "requestBody": {"required": True, "content": {CODE_TYPE: {"schema": binary}}}}
+        change = partial(
+            ControlRoute,
+            "POST",
+            scope="admin",
+            refused=RefusedResponse,
+            refusals={500: "the code cannot be stored"},
+            response_model=SyncTrainCodeResponse,
+        )
         return [
-            ControlRoute(
-                "POST",
-                CODE_PATH,
-                self.sync,
-                "admin",
-                refused=RefusedResponse,
-                refusals=not_stored,
-                extra={
-                    "parameters": query,
-                    "requestBody": {"required": True, "content": {CODE_TYPE: {"schema": binary}}},
-                },
-                response_model=SyncTrainCodeResponse,
-            ),
-            ControlRoute(
-                "POST",
-                "/code/select",
-                self.select,
-                "admin",
-                refused=RefusedResponse,
-                refusals=not_stored,
-                response_model=SyncTrainCodeResponse,
-            ),
+            change(CODE_PATH, self.sync, extra=archive),
+            change("/code/select", self.select),
             ControlRoute("GET", "/code", self.code, "read"),
             ControlRoute("GET", "/code/{id}", self.archive, "admin", response_class=Response),
         ]

@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute
 from swarm.errors import ConfigError, NotFoundError
 from swarm.evidence.alarms import Alarm
 from swarm.evidence.stages import ServingStage
-from swarm.evidence.verdict import SLOWEST, PairedEvidence, Verdict
+from swarm.evidence.verdict import SLOWEST, PairedEvidence
 from swarm.protocol import (
     MovePolicyRequest,
     PinPolicyRequest,
@@ -73,7 +73,8 @@ class PolicyRoutes:
 
     async def policies(self) -> PoliciesResponse:
         """The challengers of all routes behind this server."""
-        waits = (pool := self.episodes.run.found_pool) is not None and pool.training_waits
+        pool = self.episodes.run.found_pool
+        waits = pool is not None and pool.training_waits
         return PoliciesResponse(policies=self.statuses(), training_waits=waits, alarms=self.alarms())
 
     def alarms(self) -> list[Alarm]:
@@ -201,14 +202,22 @@ def _lines(stage: ServingStage, evidence: PairedEvidence | None, status: PolicyS
         return [*lines, f"nothing is compared yet of {version} in the stage {stage.label}"]
     rules, terms = evidence.terms.rules, evidence.terms
     live, unjudged = evidence.draws("")
+    begun, rated = (
+        f"{ours} of the challenger, {theirs} of the incumbent" for ours, theirs in (verdict.begun, verdict.rated)
+    )
+    sides = [f"conversations: {begun}, share {terms.share:g}", f"rated answers: {rated}"] if terms.share else []
     lines += [
         f"terms {terms.digest}: hook {terms.hook} ({terms.code[:12]}), {terms.num_repeat} answers, margin "
         f"{rules.margin:g}, alpha {rules.alpha:g}",
         f"evidence: {live} requests, {unjudged} of them not judged (at most {rules.max_unjudged:g} of them)",
-        *_suites(verdict, evidence),
+        *(
+            f"suite {name}: {finding.replace('_', ' ')} in {draws} draws, {missing} of them not judged"
+            for name, finding in verdict.suites.items()
+            for draws, missing in [evidence.draws(name)]
+        ),
         *_guards(evidence),
         f"chance of a false alarm: {', '.join(f'{name} {part:g}' for name, part in verdict.budget.items())}",
-        *_sides(verdict, terms.share),
+        *sides,
         f"verdict: {verdict.sentence}",
         f"promotable: {'yes' if verdict.promotable else 'no'}",
     ]
@@ -221,14 +230,6 @@ def _training(stage: ServingStage) -> str:
     if stage.trial:
         return f"training waits (trial of version {stage.tried})"
     return f"training goes on{f' (trial of version {stage.tried}: {stage.ended})' if stage.ended else ''}"
-
-
-def _suites(verdict: Verdict, evidence: PairedEvidence) -> list[str]:
-    counts = {name: evidence.draws(name) for name in verdict.suites}
-    return [
-        f"suite {name}: {verdict.suites[name].replace('_', ' ')} in {draws} draws, {unjudged} of them not judged"
-        for name, (draws, unjudged) in counts.items()
-    ]
 
 
 def _guards(evidence: PairedEvidence) -> list[str]:
@@ -244,12 +245,3 @@ def _guards(evidence: PairedEvidence) -> list[str]:
         else:
             parts.append(f"{name} {value:+.3f} (at most {getattr(rules, f'max_{name}'):g})")
     return [f"guards: {', '.join(parts)}"] if parts else []
-
-
-def _sides(verdict: Verdict, share: float) -> list[str]:
-    if not share:
-        return []
-    begun, rated = (
-        f"{ours} of the challenger, {theirs} of the incumbent" for ours, theirs in (verdict.begun, verdict.rated)
-    )
-    return [f"conversations: {begun}, share {share:g}", f"rated answers: {rated}"]

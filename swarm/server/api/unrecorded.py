@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -34,16 +35,8 @@ from swarm.server.dataplane.routes import DataPlane, EventStreamResponse
 
 @dataclass(frozen=True)
 class RelayedCall:
-    """One call.
-
-    Args:
-        upstream: the client of vLLM.
-        placement: chooses the replica of each attempt.
-        path: vLLM's, such as ``/v1/completions``.
-        body: the request for vLLM, with vLLM's name of the model.
-        model_name: the model's name in the answer.
-        attempts: how often the call is tried.
-    """
+    """One call of ``path``, such as ``/v1/completions``: ``body`` has vLLM's name of the model, the answer
+    ``model_name``."""
 
     upstream: ReplicaClient
     placement: Placement
@@ -121,20 +114,16 @@ class UnrecordedRoutes:
     plane: DataPlane
 
     def routes(self) -> list[BaseRoute]:
-        body = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
-        streams = {"responses": {"200": {"content": {"application/json": {}, "text/event-stream": {}}}}}
+        shapes = {
+            "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}},
+            "responses": {"200": {"content": {"application/json": {}, "text/event-stream": {}}}},
+        }
+        sampling = partial(ControlRoute, "POST", scope="claim", extra=shapes)
         return [
-            ControlRoute("POST", "/v1/chat/completions", self.chat, "claim", refusals=_SAMPLES, extra=body | streams),
-            *(
-                ControlRoute("POST", path, self.relay, "claim", refusals=_SAMPLES, extra=body | streams)
-                for path in RELAYED_PATHS
-            ),
-            ControlRoute(
-                "POST", f"{_KEPT}/chat/completions", self.kept_chat, "claim", refusals=_BESIDE, extra=body | streams
-            ),
-            ControlRoute(
-                "POST", f"{_KEPT}/completions", self.kept_completions, "claim", refusals=_BESIDE, extra=body | streams
-            ),
+            sampling("/v1/chat/completions", self.chat, refusals=_SAMPLES),
+            *(sampling(path, self.relay, refusals=_SAMPLES) for path in RELAYED_PATHS),
+            sampling(f"{_KEPT}/chat/completions", self.kept_chat, refusals=_BESIDE),
+            sampling(f"{_KEPT}/completions", self.kept_completions, refusals=_BESIDE),
             # vLLM loads the adapter for it
             ControlRoute("GET", f"{_KEPT}/models", self.kept_models, "claim", refusals=_NO_JOB),
             ControlRoute("POST", f"{_KEPT}/{{rest:path}}", self.kept_nothing, "claim"),
@@ -168,8 +157,7 @@ class UnrecordedRoutes:
         owner.check()
         # it samples nothing, and vLLM loads the adapter before anything else
         call = self._relayed(owner, "/tokenize", {"prompt": " "})
-        gone = self.plane.controller.engine.served.gone
-        await self.plane.while_open(owner, gone, call.complete())
+        await self.plane.while_open(owner, self.plane.controller.engine.served.gone, call.complete())
         return await self.models()
 
     async def models(self) -> OpenAIBody:
@@ -194,27 +182,24 @@ class UnrecordedRoutes:
         plane, asked = self.plane, await read_json(request)
         owner = plane.unrecorded(request)
         owner.check()
-        served = plane.controller.engine.served
+        gone = plane.controller.engine.served.gone
         path = request.url.path.removeprefix(f"/kept/{request.path_params.get('version')}")
         call, version = self._relayed(owner, path, asked), str(owner.version)
         if asked.get("stream") is True:
             headers = {POLICY_VERSION: version}
-            return EventStreamResponse(plane, owner, served.gone, call.stream(), ChatDialect(), asked, lambda: headers)
-        answer = await until_gone(request.receive, plane.while_open(owner, served.gone, call.complete()))
+            return EventStreamResponse(plane, owner, gone, call.stream(), ChatDialect(), asked, lambda: headers)
+        answer = await until_gone(request.receive, plane.while_open(owner, gone, call.complete()))
         return Response(encode(answer), media_type="application/json", headers={POLICY_VERSION: version})
 
     def _relayed(self, owner: UnrecordedCall, path: str, asked: Body) -> RelayedCall:
         return RelayedCall(
             upstream=self.plane.upstream,
-            placement=self.plane.placement(owner, _prefix(asked), asked),
+            # the beginning of the prompt, if it is text
+            placement=self.plane.placement(
+                owner, str(asked.get("prompt") or asked.get("input") or "")[:64].encode(errors="replace")[:64], asked
+            ),
             path=path,
             body=asked | {"model": owner.engine_model},
             model_name=self.plane.controller.job.model_name,
             attempts=self.plane.config.call_attempts,
         )
-
-
-def _prefix(body: dict[str, Any]) -> bytes:
-    """The beginning of the prompt, if it is text."""
-    prompt = body.get("prompt") or body.get("input") or ""
-    return str(prompt)[:64].encode(errors="replace")[:64]
