@@ -9,24 +9,31 @@ import hashlib
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, parse_job
 from swarm.judged_groups import GroupAnswer, JudgedGroup, JudgedGroups, SampledText, StepRewards, Wanted, histogram
 from swarm.measures import components_of
-from swarm.server.journal.codec import STATE_NAMES, clean, finish_reason_of, notes_of, unpack_trajectory
+from swarm.server.journal.codec import clean, finish_reason_of, notes_of, state_name, unpack_trajectory
 from swarm.server.journal.schema import reading
-from swarm.tokens import Trajectory
 from swarm.types import Notes
 
 #: Latest ends that are looked through, groups in one answer, and steps with a histogram.
 MAX_ENDS, MAX_GROUPS, MAX_STEPS = 5_000, 200, 20
 
 _COLUMNS = (
-    "uuid, run_id, state, client_uuid, task_id, reward, output, coalesce(nullif(drop_reason, ''), lost_reason),"
-    " quarantine_reason, batch_id, step, ended_at, rowid"
+    "uuid, run_id, state, client_uuid, coalesce(task_id, '') AS task_id, reward, quarantine_reason, batch_id, step,"
+    " coalesce(nullif(drop_reason, ''), lost_reason) AS why, ended_at, rowid, output"
 )
+
+
+class _Ended(NamedTuple):
+    """An episode: its row, and what is in its output."""
+
+    row: sqlite3.Row
+    output: dict[str, Any]
+    notes: Notes
 
 
 def judged_groups(
@@ -42,24 +49,29 @@ def judged_groups(
     """
     wanted = wanted or Wanted()
     with reading(journal) as connection:
+        connection.row_factory = sqlite3.Row
         rows = connection.execute(
             f"SELECT {_COLUMNS} FROM episodes WHERE ended IS NOT NULL AND type = 'train'"
             " AND (how = 'ended' OR drop_reason != '') ORDER BY ended DESC LIMIT ?",
             (MAX_ENDS,),
         ).fetchall()
-        members: dict[str, list[tuple[Any, ...]]] = {}
+        members: dict[str, list[_Ended]] = {}
         for row in rows:
-            output = json.loads(row[6]) if row[6] else {}
-            members.setdefault(_group_id(row, output), []).append((*row[:6], output, *row[7:]))
+            output = json.loads(row["output"]) if row["output"] else {}
+            episode = _Ended(row, output, notes_of(output))
+            members.setdefault(_group_id(episode), []).append(episode)
         judged: list[JudgedGroup] = []
         for name, episodes in members.items():
             if len(judged) == min(limit, MAX_GROUPS):
                 break
             if not name.startswith(group_id):
                 continue
-            group = _group(name, sorted(episodes, key=lambda row: row[-1]))
+            episodes.sort(key=lambda episode: episode.row["rowid"])
+            group = _group(name, episodes)
             if wanted.fits(group):
-                judged.append(_with_tokens(connection, group, timelines=tokens))
+                measured = _measured(connection, [answer.episode_uuid for answer in group.answers], timelines=tokens)
+                answers = [answer.model_copy(update=measured.get(answer.episode_uuid, {})) for answer in group.answers]
+                judged.append(group.model_copy(update={"answers": answers}))
     return JudgedGroups(groups=judged, rewards=_rewards(rows))
 
 
@@ -81,80 +93,61 @@ def last_run(journal: Path) -> tuple[TrainJob | None, int]:
         return None, step
 
 
-def _group_id(row: tuple[Any, ...], output: dict[str, Any]) -> str:
-    if group_id := notes_of(output).group_id:
-        return clean(group_id)
-    _, run_id, _, _, task_id, *_, batch_id, _, _, _ = row
-    return hashlib.sha256(f"{run_id}\n{batch_id}\n{task_id}".encode("utf-8", "replace")).hexdigest()[:16]
+def _group_id(episode: _Ended) -> str:
+    row, group_id = episode.row, episode.notes.group_id
+    names = f"{row['run_id']}\n{row['batch_id']}\n{row['task_id']}"
+    return clean(group_id) or hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _group(group_id: str, episodes: list[tuple[Any, ...]]) -> JudgedGroup:
-    notes_of_group = [notes_of(row[6]) for row in episodes]
-    first = notes_of_group[0]
-    query = next((notes.task.get("main_query") for notes in notes_of_group if notes.task), "")
+def _group(group_id: str, episodes: list[_Ended]) -> JudgedGroup:
+    row, _, first = episodes[0]
+    query = next((notes.task.get("main_query") for _, _, notes in episodes if notes.task), "")
     return JudgedGroup(
         group_id=group_id,
-        task_id=episodes[0][4] or "",
+        task_id=row["task_id"],
         query=clean(query) if isinstance(query, str) else "",
-        client=episodes[0][3],
+        client=row["client_uuid"],
         route=clean(first.route),
         session=clean(first.session),
         request_id=clean(first.request_id),
         hook=clean(first.hook),
         code=clean(first.code),
-        step=next((row[10] for row in episodes if row[10] is not None), None),
-        ended_at=max(row[11] for row in episodes),
-        answers=[_answer(row, notes) for row, notes in zip(episodes, notes_of_group, strict=True)],
+        step=next((row["step"] for row, _, _ in episodes if row["step"] is not None), None),
+        ended_at=max(row["ended_at"] for row, _, _ in episodes),
+        answers=[
+            GroupAnswer(
+                episode_uuid=row["uuid"],
+                state=state_name(row["state"]),
+                why=row["quarantine_reason"] or row["why"] or "",
+                reward=row["reward"],
+                rank=notes.rank,
+                is_success=output.get("is_success"),
+                components=components_of(output.get("log_metrics") or {}),
+                reason=clean(notes.reason),
+                delivered=notes.delivered,
+                ended_at=row["ended_at"],
+            )
+            for row, output, notes in episodes
+        ],
     )
 
 
-def _answer(row: tuple[Any, ...], notes: Notes) -> GroupAnswer:
-    uuid, _, state, _, _, reward, output, dropped, quarantined, _, _, ended_at, _ = row
-    return GroupAnswer(
-        episode_uuid=uuid,
-        state=str(STATE_NAMES.get(state, state)),
-        why=quarantined or dropped or "",
-        reward=reward,
-        rank=notes.rank,
-        is_success=output.get("is_success"),
-        components=components_of(output.get("log_metrics") or {}),
-        reason=clean(notes.reason),
-        delivered=notes.delivered,
-        ended_at=ended_at,
-    )
-
-
-def _with_tokens(connection: sqlite3.Connection, group: JudgedGroup, *, timelines: bool) -> JudgedGroup:
-    uuids = json.dumps([answer.episode_uuid for answer in group.answers])
-    stored = {
-        uuid: (unpack_trajectory(uuid, data, call), "" if call is None else finish_reason_of(call))
-        for uuid, data, call in connection.execute(
-            "SELECT t.episode, t.data, c.data FROM trajectories t LEFT JOIN calls c ON c.episode = t.episode"
-            " WHERE t.episode IN (SELECT value FROM json_each(?))",
-            (uuids,),
-        )
-    }
-    return group.model_copy(
-        update={
-            "answers": [
-                answer
-                if answer.episode_uuid not in stored
-                else _measured(answer, *stored[answer.episode_uuid], timelines)
-                for answer in group.answers
-            ]
-        }
-    )
-
-
-def _measured(answer: GroupAnswer, trajectory: Trajectory, finish_reason: str, timelines: bool) -> GroupAnswer:
-    lines = trajectory.timelines
-    return answer.model_copy(
-        update={
+def _measured(connection: sqlite3.Connection, uuids: list[str], *, timelines: bool) -> dict[str, dict[str, Any]]:
+    """What the tokens of these episodes say, as fields of :class:`GroupAnswer`; by episode."""
+    measured: dict[str, dict[str, Any]] = {}
+    for uuid, data, call in connection.execute(
+        "SELECT t.episode, t.data, c.data FROM trajectories t LEFT JOIN calls c ON c.episode = t.episode"
+        " WHERE t.episode IN (SELECT value FROM json_each(?))",
+        (json.dumps(uuids),),
+    ):
+        trajectory = unpack_trajectory(uuid, data, call)
+        lines = trajectory.timelines
+        measured[uuid] = {
             "calls": trajectory.num_calls,
             "prompt_tokens": len(lines[0].prompt_ids),
             "sampled_tokens": trajectory.sampled_tokens,
             "policy_version": max(line.max_policy_version for line in lines),
-            "finish_reason": finish_reason,
+            "finish_reason": finish_reason_of(call),
             "timelines": [
                 SampledText(
                     prompt_ids=line.prompt_ids.tolist(),
@@ -162,24 +155,23 @@ def _measured(answer: GroupAnswer, trajectory: Trajectory, finish_reason: str, t
                     mask=(line.response_mask + 0).tolist(),
                 )
                 for line in lines
-            ]
-            if timelines
-            else [],
+                if timelines
+            ],
         }
-    )
+    return measured
 
 
-def _rewards(rows: list[tuple[Any, ...]]) -> list[StepRewards]:
+def _rewards(rows: list[sqlite3.Row]) -> list[StepRewards]:
     """Of the latest steps of the latest run among ``rows``, the oldest first."""
     by_step: dict[int, list[float]] = {}
     batches: dict[int, str] = {}
-    run_id = rows[0][1] if rows else ""
     for row in rows:
-        if row[1] != run_id or row[10] is None or row[5] is None:
+        step, reward = row["step"], row["reward"]
+        if row["run_id"] != rows[0]["run_id"] or step is None or reward is None:
             continue
         # of a step that was done again, the batch with the latest end
-        if batches.setdefault(row[10], row[9]) == row[9]:
-            by_step.setdefault(row[10], []).append(row[5])
+        if batches.setdefault(step, row["batch_id"]) == row["batch_id"]:
+            by_step.setdefault(step, []).append(reward)
     steps = sorted(by_step)[-MAX_STEPS:]
     every = [reward for step in steps for reward in by_step[step]]
     return [histogram(step, by_step[step], min(every), max(every)) for step in steps]

@@ -19,24 +19,22 @@ from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory
 from swarm.types import Notes
 
 _JSON = json.JSONEncoder(default=str)
-#: The names that readers see for these states; they see the other states under their own names.
-STATE_NAMES = {
+_STATE_NAMES = {
     EpisodeState.FINISHED: "waiting",
     EpisodeState.BATCHED: "out",
     EpisodeState.REGISTERED: "over",
     EpisodeState.DELETED: "over",
 }
-
-
-#: The fields of a packed call, and of a packed timeline, in their order.
+#: The fields of a packed call, of a packed timeline, and the first ones of a packed trajectory, in their order.
 _CALL = (
     *("prompt_ids", "response_ids", "logprobs", "min_policy_version", "max_policy_version"),
     *("history", "versions", "finish_reason"),
 )
-_TIMELINE = (
+TIMELINE_FIELDS = (
     *("prompt_ids", "response_ids", "response_mask", "logprobs", "min_policy_version", "max_policy_version"),
     *("versions", "num_calls"),
 )
+_TRAJECTORY = ("task_id", "reward", "credit", "is_success", "num_calls", "log_metrics")
 
 
 def pack_call(call: ModelCall) -> bytes:
@@ -49,17 +47,21 @@ def unpack_call(call_id: str, data: bytes) -> ModelCall:
     return ModelCall(call_id=call_id, **_fields(_CALL, _load(data)))
 
 
-def finish_reason_of(data: bytes) -> str:
-    """Why the call that :func:`pack_call` was given ended."""
-    return str(_load(data)[-1])
+def finish_reason_of(data: bytes | None) -> str:
+    """Why the call that :func:`pack_call` was given ended; empty without one."""
+    return "" if data is None else str(_load(data)[-1])
+
+
+def state_name(state: EpisodeState) -> str:
+    """The name under which readers see a state that is stored."""
+    return _STATE_NAMES.get(state, str(state))
 
 
 def pack_trajectory(trajectory: Trajectory, *, without_tokens: bool = False) -> bytes:
     """The trajectory without its ``episode_uuid``, and ``without_tokens`` that are those of its one call."""
-    timelines = None if without_tokens else [_values(timeline, _TIMELINE) for timeline in trajectory.timelines]
-    outcome, counts = trajectory, structs.astuple(trajectory.tokens)
-    earned = (outcome.reward, outcome.credit, outcome.is_success)
-    return _dump([outcome.task_id, *earned, outcome.num_calls, outcome.log_metrics, counts, timelines])
+    timelines = None if without_tokens else [_values(timeline, TIMELINE_FIELDS) for timeline in trajectory.timelines]
+    fields = [getattr(trajectory, name) for name in _TRAJECTORY]
+    return _dump([*fields, structs.astuple(trajectory.tokens), timelines])
 
 
 def pack_counts(counts: TokenCounts) -> bytes:
@@ -74,23 +76,18 @@ def unpack_counts(data: bytes | None) -> TokenCounts:
 
 def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Trajectory:
     """The trajectory that :func:`pack_trajectory` was given; ``call`` (packed) has the tokens if ``data`` has none."""
-    task_id, reward, credit, is_success, num_calls, log_metrics, counts, packed = _load(data)
+    *values, counts, packed = _load(data)
     if packed is not None:
-        timelines = [_fields(_TIMELINE, values) for values in packed]
+        timelines = [_fields(TIMELINE_FIELDS, values) for values in packed]
     elif call is not None:
         fields = _fields(_CALL, _load(call))
         fields |= {"response_mask": np.ones(len(fields["response_ids"]), np.bool_), "num_calls": 1}
-        timelines = [{name: fields[name] for name in _TIMELINE}]
+        timelines = [{name: fields[name] for name in TIMELINE_FIELDS}]
     else:
         raise ValueError(f"the call of episode {episode_uuid} is missing")
     return Trajectory(
         episode_uuid=episode_uuid,
-        task_id=task_id,
-        reward=reward,
-        credit=credit,
-        num_calls=num_calls,
-        is_success=is_success,
-        log_metrics=log_metrics,
+        **dict(zip(_TRAJECTORY, values, strict=True)),
         tokens=_counts(counts),
         timelines=[Timeline(**fields) for fields in timelines],
     )

@@ -17,10 +17,10 @@ from msgspec import structs
 
 from swarm.measures import components_of
 from swarm.server.journal.codec import (
-    STATE_NAMES,
     clean,
     finish_reason_of,
     notes_of,
+    state_name,
     unpack_counts,
     unpack_trajectory,
 )
@@ -56,6 +56,7 @@ _FIELDS = {
     "ended_at": "e.ended_at",
     "tokens": "e.tokens",
 }
+ROW_FIELDS = (*_FIELDS, "num_calls", "finish_reason", "timelines")
 _COLUMNS = f"e.rowid, length(t.data) + coalesce(length(c.data), 0), t.data, c.data, {', '.join(_FIELDS.values())}"
 _FROM = (
     "FROM episodes e LEFT JOIN trajectories t ON t.episode = e.uuid LEFT JOIN calls c ON c.episode = e.uuid"
@@ -97,7 +98,7 @@ def _row(row: Row, data: bytes | None, call: bytes | None) -> Row:
     result: dict[str, Any] = {} if row["output"] is None else json.loads(row["output"])
     notes = notes_of(result)
     return row | {
-        "state": STATE_NAMES.get(row["state"], row["state"]),
+        "state": state_name(row["state"]),
         "group_id": clean(notes.group_id),
         "hook": clean(notes.hook),
         "code": clean(notes.code),
@@ -111,7 +112,7 @@ def _row(row: Row, data: bytes | None, call: bytes | None) -> Row:
         "max_policy_version": max((timeline.max_policy_version for timeline in timelines), default=None),
         "tokens": structs.asdict(unpack_counts(row["tokens"])),
         "num_calls": 0 if trajectory is None else trajectory.num_calls,
-        "finish_reason": "" if call is None or trajectory is None else finish_reason_of(call),
+        "finish_reason": "" if trajectory is None else finish_reason_of(call),
         "timelines": [as_lists(timeline) for timeline in timelines],
     }
 

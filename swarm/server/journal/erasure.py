@@ -23,7 +23,7 @@ from typing import NamedTuple
 from swarm.credentials import append_private
 from swarm.errors import ConfigError, RequestError, UnavailableError
 from swarm.files import flush, free_bytes
-from swarm.server.journal.codec import STATE_NAMES, notes_of, pack_json
+from swarm.server.journal.codec import notes_of, pack_json, state_name
 from swarm.server.journal.lineage import versions_of
 from swarm.server.journal.schema import reading
 from swarm.subjects import DataReport, Subject, Tombstone
@@ -60,7 +60,7 @@ def find(connection: sqlite3.Connection, subject: Subject, until: float = math.i
     ):
         notes = notes_of(json.loads(output))
         if subject.fits(notes):
-            yield Match(uuid, str(STATE_NAMES.get(state, state)), batch_id, claimed_at, notes)
+            yield Match(uuid, state_name(state), batch_id, claimed_at, notes)
 
 
 def report(connection: sqlite3.Connection, folder: Path, subject: Subject) -> DataReport:
@@ -207,7 +207,12 @@ def clear(connection: sqlite3.Connection, path: Path, stones: Collection[Tombsto
     Raises:
         UnavailableError: they do, or the disk lacks room; whoever opens the journal, or is idle, does the rest.
     """
-    _empty_log(connection, seconds)
+
+    def empty_log() -> None:
+        if not log_emptied(connection, seconds):
+            raise UnavailableError("the journal is being read all the time: its log cannot be emptied")
+
+    empty_log()
     _check_room(connection, path)
     connection.execute("PRAGMA temp_store = FILE")
     try:
@@ -215,26 +220,18 @@ def clear(connection: sqlite3.Connection, path: Path, stones: Collection[Tombsto
         connection.execute("VACUUM")
     finally:
         connection.execute("PRAGMA temp_store = MEMORY")
-    _empty_log(connection, seconds)
+    empty_log()
     for stone in stones:
         connection.execute("INSERT OR IGNORE INTO erasures VALUES (?)", (stone.id,))
 
 
-def log_emptied(connection: sqlite3.Connection) -> bool:
-    """Try once to copy the log into the file and to empty it; False while somebody reads."""
-    connection.execute("PRAGMA busy_timeout = 0")
+def log_emptied(connection: sqlite3.Connection, seconds: float = 0.0) -> bool:
+    """Copy the log into the file and empty it; False if somebody reads for so many ``seconds``."""
+    connection.execute(f"PRAGMA busy_timeout = {math.ceil(seconds * 1000)}")
     try:
         return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     finally:
         connection.execute("PRAGMA busy_timeout = 1000")
-
-
-def _empty_log(connection: sqlite3.Connection, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    # waits for its readers for the connection's timeout
-    while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-        if time.monotonic() >= deadline:
-            raise UnavailableError("the journal is being read all the time: its log cannot be emptied")
 
 
 def _check_room(connection: sqlite3.Connection, path: Path) -> None:

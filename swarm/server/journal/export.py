@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from swarm.errors import ConfigError
-from swarm.server.journal.codec import clean
-from swarm.server.journal.episode_rows import Row, episode_rows, finite
+from swarm.server.journal.codec import TIMELINE_FIELDS, clean
+from swarm.server.journal.episode_rows import ROW_FIELDS, Row, episode_rows, finite
 from swarm.server.journal.erasure import note_export
 from swarm.server.journal.group_lines import Decode, GroupLines, check_run
 from swarm.server.journal.schema import reading
@@ -95,7 +95,8 @@ def export(
     beside = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
     try:
         with reading(journal) as connection:
-            condition = _condition(connection, state, run_id)
+            check_run(connection, run_id)
+            condition = _STATES[state] if run_id is None else f"{_STATES[state]} AND e.run_id = '{run_id}'"
             note_export(journal, str(out.absolute()))
             # it has what people wrote: only its owner reads it
             os.close(os.open(beside, os.O_CREAT | os.O_EXCL, 0o600))
@@ -128,11 +129,6 @@ def _copy(
         if progress is not None:
             progress("export", done, max(total, done), "episodes")
     return done, timelines, tokens
-
-
-def _condition(connection: sqlite3.Connection, state: ExportState, run_id: str | None) -> str:
-    check_run(connection, run_id)
-    return _STATES[state] if run_id is None else f"{_STATES[state]} AND e.run_id = '{run_id}'"
 
 
 def _pieces(rows: Iterable[tuple[int, Row]]) -> Generator[list[Row]]:
@@ -177,36 +173,18 @@ class _Parquet:
         except ImportError as exc:
             raise ConfigError("parquet files need pyarrow: pip install '.[parquet]' in a clone") from exc
 
-        ids, text = pa.list_(pa.int64()), pa.string()
-        timeline = pa.struct(
-            [
-                ("prompt_ids", ids),
-                ("response_ids", ids),
-                ("response_mask", ids),
-                ("logprobs", pa.list_(pa.float64())),
-                ("min_policy_version", pa.int64()),
-                ("max_policy_version", pa.int64()),
-                ("versions", pa.list_(ids)),
-                ("num_calls", pa.int64()),
-            ]
-        )
-        self._schema = pa.schema(
-            [
-                *((name, text) for name in ("episode_uuid", "run_id", "state", "episode_type", "client_uuid")),
-                *((name, text) for name in ("group_uuid", "task_id", "group_id", "hook", "code")),
-                *((name, text) for name in ("request_id", "trace_id")),
-                ("reward", pa.float64()),
-                ("rank", pa.int64()),
-                ("components", pa.map_(text, pa.float64())),
-                *((name, text) for name in ("reason", "output", "how", "drop_reason", "quarantine_reason", "batch_id")),
-                *((name, pa.int64()) for name in ("step", "min_policy_version", "max_policy_version")),
-                *((name, pa.float64()) for name in ("claimed_at", "ended_at")),
-                ("tokens", pa.struct([(name, pa.int64()) for name in TokenCounts.__struct_fields__])),
-                ("num_calls", pa.int64()),
-                ("finish_reason", text),
-                ("timelines", pa.list_(timeline)),
-            ]
-        )
+        ids, number, text = pa.list_(pa.int64()), pa.float64(), pa.string()
+        kinds = {
+            **dict.fromkeys(("rank", "step", "min_policy_version", "max_policy_version", "num_calls"), pa.int64()),
+            **dict.fromkeys(("prompt_ids", "response_ids", "response_mask"), ids),
+            **dict.fromkeys(("reward", "claimed_at", "ended_at"), number),
+            "logprobs": pa.list_(number),
+            "versions": pa.list_(ids),
+            "components": pa.map_(text, number),
+            "tokens": pa.struct([(name, pa.int64()) for name in TokenCounts.__struct_fields__]),
+        }
+        kinds["timelines"] = pa.list_(pa.struct([(name, kinds[name]) for name in TIMELINE_FIELDS]))
+        self._schema = pa.schema([(name, kinds.get(name, text)) for name in ROW_FIELDS])
         self._table = pa.Table
         self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
 

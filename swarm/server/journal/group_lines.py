@@ -14,15 +14,14 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import yaml
 
 from swarm.errors import ConfigError
 from swarm.server.journal.codec import notes_of
+from swarm.server.journal.episode_rows import Row
 from swarm.server.journal.schema import reading
-
-Row = Mapping[str, Any]
 
 
 class Decode(Protocol):
@@ -36,9 +35,8 @@ class _Group:
     task_id: str
     prompt: str
     task: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    candidates: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    ranks: list[int | None] = field(default_factory=list[int | None])
-    rewards: list[float | None] = field(default_factory=list[float | None])
+    #: candidate, rank and reward of each answer
+    answers: list[tuple[dict[str, Any], int | None, float | None]] = field(default_factory=lambda: [])
     broken: bool = False
 
 
@@ -59,7 +57,7 @@ class GroupLines:
         self._groups: dict[tuple[str, ...], _Group] = {}
         self.written = self.left_out = 0
 
-    def write(self, rows: list[dict[str, Any]]) -> None:
+    def write(self, rows: list[Row]) -> None:
         for row in rows:
             if row["episode_type"] == "train":
                 self._add(row)
@@ -84,19 +82,16 @@ class GroupLines:
             group.broken = True
             return
         # what the gateway told of the task, see :mod:`gateway.rollout.submission`
-        group.task = group.task or notes_of(cast("dict[str, Any]", row["output"] or {})).task or {}
-        group.ranks.append(row["rank"])
-        group.rewards.append(row["reward"])
+        group.task = group.task or notes_of(row["output"] or {}).task or {}
         [timeline] = timelines
-        group.candidates.append(
-            {
-                "text": self._decode(timeline["response_ids"], special=False),
-                "finish_reason": row["finish_reason"],
-                "prompt_tokens": len(timeline["prompt_ids"]),
-                "completion_tokens": len(timeline["response_ids"]),
-                "policy_version": timeline["max_policy_version"],
-            }
-        )
+        candidate = {
+            "text": self._decode(timeline["response_ids"], special=False),
+            "finish_reason": row["finish_reason"],
+            "prompt_tokens": len(timeline["prompt_ids"]),
+            "completion_tokens": len(timeline["response_ids"]),
+            "policy_version": timeline["max_policy_version"],
+        }
+        group.answers.append((candidate, row["rank"], row["reward"]))
 
 
 def check_run(connection: sqlite3.Connection, run_id: str | None) -> None:
@@ -128,6 +123,7 @@ def model_of(journal: Path, run_id: str | None = None) -> str:
 
 def _line(group: _Group) -> dict[str, Any]:
     query, metadata = group.task.get("main_query"), group.task.get("metadata")
+    candidates, ranks, rewards = zip(*group.answers, strict=True)
     line: dict[str, Any] = {
         "task": {
             "task_id": group.task_id,
@@ -135,11 +131,10 @@ def _line(group: _Group) -> dict[str, Any]:
             "init_messages": [{"role": "user", "content": group.prompt}],
             "metadata": metadata if isinstance(metadata, dict) else {},
         },
-        "candidates": group.candidates,
+        "candidates": candidates,
     }
-    if None not in group.ranks:
-        line["rank"] = group.ranks
-    elif None not in group.rewards:
-        rewards = cast("list[float]", group.rewards)
+    if None not in ranks:
+        line["rank"] = ranks
+    elif None not in rewards:
         line["rank"] = [1 + sum(other > reward for other in rewards) for reward in rewards]
     return line

@@ -98,7 +98,7 @@ class Journal:
                 delete(connection, path.parent, stones)
                 try:
                     if stones:
-                        clear(connection, path, stones, 0.0)
+                        clear(connection, path, stones, 1.0)
                 except (UnavailableError, OSError, sqlite3.Error) as exc:
                     logger.warning("what was deleted is cleared from %s when the server is idle: %s", path, exc)
                 retention = Retention(
@@ -321,7 +321,7 @@ def _cleared(connection: sqlite3.Connection, path: Path, *, anew: bool) -> bool:
         return False
     delete(connection, path.parent, stones)
     if stones or anew:
-        clear(connection, path, stones, 0.0)
+        clear(connection, path, stones, 1.0)
     return True
 
 

@@ -8,12 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
-from swarm.server.journal.codec import (
-    clean,
-    unpack_call,
-    unpack_counts,
-    unpack_trajectory,
-)
+from swarm.server.journal.codec import clean, unpack_call, unpack_counts, unpack_trajectory
 from swarm.server.journal.rows import (
     BatchRow,
     EndedHow,

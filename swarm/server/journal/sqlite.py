@@ -37,6 +37,7 @@ from swarm.server.journal.rows import (
     StepRow,
 )
 from swarm.tokens import TrainBatch
+from swarm.types import Notes
 
 Values = Sequence[Any] | Mapping[str, Any]
 #: SQL that names fields of a row; or SQL, and the parameters that it is executed with for some rows of one type
@@ -49,30 +50,21 @@ def _fields(rows: Sequence[Struct]) -> Iterable[Values]:
 
 
 def _ends(rows: Sequence[EndRow]) -> Iterable[Values]:
-    for row in rows:
-        uuid, output = clean(row.episode_uuid), _output(row)
+    for row, fields in zip(rows, _fields(rows), strict=True):
         notes = row.notes if row.output is None else row.output.notes
-        yield (
-            row.state,
-            row.how,
-            row.ended_at,
-            clean(row.task_id),
-            row.output.reward if row.output is not None else None,
-            output,
-            clean(row.drop_reason),
-            clean(row.end_key),
-            pack_counts(row.tokens),
-            clean(notes.route) if notes is not None else "",
-            len(output or ""),
-            uuid,
-            uuid,
-            uuid,
-        )
+        output = _output(row, notes)
+        yield {
+            **fields,
+            "reward": None if row.output is None else row.output.reward,
+            "output": output,
+            "tokens": pack_counts(row.tokens),
+            "route": "" if notes is None else clean(notes.route),
+            "size": len(output or ""),
+        }
 
 
-def _output(row: EndRow) -> str | None:
+def _output(row: EndRow, notes: Notes | None) -> str | None:
     """The result as JSON; for an episode without one, what its client said about it, in the same form."""
-    notes = row.notes if row.output is None else row.output.notes
     try:
         if row.output is not None:
             return pack_json(row.output.model_dump())
@@ -103,9 +95,10 @@ def _members(batch: TrainBatch) -> str:
     )
 
 
-#: The statements of each type of row. Types come in this order within a transaction, because busy servers mix the first
-#: four; the rows after them, of any type, keep the order in which they came.
-_BULK: dict[type[JournalRow], tuple[Statement, ...]] = {
+#: Busy servers mix these: within a transaction they come in this order, and then all others in that in which they came.
+_RANK = {kind: rank for rank, kind in enumerate((EpisodeRow, KeyRow, CallRow, EndRow))}
+#: The statements of each type of row.
+_STATEMENTS: dict[type[JournalRow], tuple[Statement, ...]] = {
     EpisodeRow: (
         "INSERT OR IGNORE INTO episodes (uuid, client_uuid, type, key_digest, idle_timeout, max_seconds,"
         " claimed_at, claim_key, task_hint, group_uuid, group_size, run_id)"
@@ -128,16 +121,15 @@ _BULK: dict[type[JournalRow], tuple[Statement, ...]] = {
         ),
         ("DELETE FROM keys WHERE episode IN (SELECT value FROM json_each(?))", lambda rows: [(_names(rows),)]),
         (
-            "UPDATE episodes SET state = ?, how = ?, ended_at = ?, task_id = ?, reward = ?, output = ?,"
-            " drop_reason = ?, end_key = ?, tokens = ?, route = ?,"
-            " size = ? + coalesce((SELECT length(data) FROM trajectories WHERE episode = ?), 0)"
-            " + coalesce((SELECT sum(length(data)) FROM calls WHERE episode = ?), 0),"
-            " ended = 1 + coalesce((SELECT max(ended) FROM episodes WHERE ended IS NOT NULL), 0) WHERE uuid = ?",
+            "UPDATE episodes SET state = :state, how = :how, ended_at = :ended_at, task_id = :task_id,"
+            " reward = :reward, output = :output, drop_reason = :drop_reason, end_key = :end_key, tokens = :tokens,"
+            " route = :route, size = :size"
+            " + coalesce((SELECT length(data) FROM trajectories WHERE episode = :episode_uuid), 0)"
+            " + coalesce((SELECT sum(length(data)) FROM calls WHERE episode = :episode_uuid), 0), ended = 1"
+            " + coalesce((SELECT max(ended) FROM episodes WHERE ended IS NOT NULL), 0) WHERE uuid = :episode_uuid",
             _ends,
         ),
     ),
-}
-_SPARSE: dict[type[JournalRow], tuple[Statement, ...]] = {
     RunRow: (
         "INSERT INTO runs (run_id, job_yaml, stopped) VALUES (:run_id, :job_yaml, :stopped)"
         " ON CONFLICT (run_id) DO UPDATE SET job_yaml = excluded.job_yaml, stopped = excluded.stopped",
@@ -222,8 +214,6 @@ _SPARSE: dict[type[JournalRow], tuple[Statement, ...]] = {
     ),
     ResumptionRow: ("INSERT OR REPLACE INTO resumptions (run_id, step) VALUES (:run_id, :step)",),
 }
-_STATEMENTS = {**_BULK, **_SPARSE}
-_RANK = {kind: rank for rank, kind in enumerate(_BULK)}
 
 
 def write(connection: sqlite3.Connection, rows: Sequence[JournalRow]) -> None:
