@@ -48,12 +48,12 @@ def read_tasks(source: str | Path) -> Iterator[Task]:
     function without arguments, such as a generator, or an iterable; it gives such rows, or tasks.
 
     Raises:
-        ConfigError: the file does not exist, its kind is unknown, `datasets` or pyarrow is not installed, or (while
-            reading) the source cannot be read or a row is wrong.
+        ConfigError: the file does not exist, its kind is unknown, or (while reading) `datasets` or pyarrow is not
+            installed, the source cannot be read or a row is wrong.
     """
-    if isinstance(source, str) and _is_attribute(source) and not Path(source).exists():
-        return _of_attribute(source)
-    return _tasks(read_rows(source))
+    of_attribute = isinstance(source, str) and _is_attribute(source) and not Path(source).exists()
+    rows = _attribute_rows(str(source)) if of_attribute else read_rows(source)
+    return (row if isinstance(row, Task) else task_of(row, where) for where, row in rows)
 
 
 def read_rows(source: str | Path) -> Iterator[tuple[str, Any]]:
@@ -63,7 +63,11 @@ def read_rows(source: str | Path) -> Iterator[tuple[str, Any]]:
         ConfigError: like :func:`read_tasks`.
     """
     if isinstance(source, str) and source.startswith(HUB_PREFIX):
-        return _hub_rows(source)
+        dataset, _, split = source.removeprefix(HUB_PREFIX).partition(":")
+        name, _, config = dataset.partition("@")
+        if not name:
+            raise ConfigError(f"{source!r} names no dataset; write it like hf:openai/gsm8k@main:train")
+        return read_dataset(name, config or None, split or "train")
     path = Path(source)
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
@@ -121,17 +125,12 @@ def epochs_of(source: str | Path, seed: int, epochs: int | None = None) -> Itera
         epoch += 1
 
 
-def _of_attribute(source: str) -> Iterator[Task]:
+def _attribute_rows(source: str) -> Iterator[tuple[str, Any]]:
     target = load_attribute(source)
     value = target() if callable(target) else target
     if not isinstance(value, Iterable):
         raise ConfigError(f"{source} gives a {type(value).__name__}: it must be, or return, tasks or rows one by one")
-    return _tasks((f"{source}, row {number}", row) for number, row in enumerate(cast("Iterable[Any]", value), 1))
-
-
-def _tasks(rows: Iterable[tuple[str, Any]]) -> Iterator[Task]:
-    for where, row in rows:
-        yield row if isinstance(row, Task) else task_of(row, where)
+    return ((f"{source}, row {number}", row) for number, row in enumerate(cast("Iterable[Any]", value), 1))
 
 
 def task_of(row: object, where: str) -> Task:
@@ -241,30 +240,18 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"{path} is not a readable Parquet file (after row {number}): {exc}") from exc
 
 
-def _hub_rows(source: str) -> Iterator[tuple[str, Any]]:
-    path, _, split = source.removeprefix(HUB_PREFIX).partition(":")
-    name, _, config = path.partition("@")
-    if not name:
-        raise ConfigError(f"{source!r} names no dataset; write it like hf:openai/gsm8k@main:train")
-    return read_dataset(name, config or None, split or "train")
-
-
 def read_dataset(name: str, config: str | None, split: str) -> Iterator[tuple[str, Any]]:
     """The rows of a dataset of Hugging Face, or of a folder with its files, like :func:`read_rows`.
 
     Raises:
-        ConfigError: `datasets` is not installed, or (while reading) the dataset cannot be read.
+        ConfigError: while reading: `datasets` is not installed, or the dataset cannot be read.
     """
     try:
-        load = import_module("datasets").load_dataset
+        load: Callable[..., Any] = import_module("datasets").load_dataset
     except ImportError as exc:
         raise ConfigError(
             f"the dataset {name} needs the package `datasets`: pip install '.[train]' in a clone ({exc})"
         ) from exc
-    return _streamed(load, name, config, split)
-
-
-def _streamed(load: Callable[..., Any], name: str, config: str | None, split: str) -> Iterator[tuple[str, Any]]:
     number = 0
     try:
         for row in load(name, config, split=split, streaming=True):

@@ -51,7 +51,6 @@ class MetricSums:
 
     def __init__(self, sums: Mapping[str, tuple[int, float]] | None = None) -> None:
         self._sums: dict[str, tuple[int, float]] = {name: (n, total) for name, (n, total) in (sums or {}).items()}
-        self._logged = sum(name.startswith(LOGGED) for name in self._sums)
         #: until another episode comes: each status has those of all versions
         self._evaluation: EvalResult | None = None
 
@@ -68,13 +67,9 @@ class MetricSums:
         self._add("response_tokens_mean", tokens)
         for logged_name, value in log_metrics.items():
             name = LOGGED + logged_name[:MAX_NAME]
-            if not math.isfinite(value):
-                continue
-            if name not in self._sums:
-                if self._logged == MAX_LOGGED:
-                    continue
-                self._logged += 1
-            self._add(name, value)
+            full = sum(other.startswith(LOGGED) for other in self._sums) == MAX_LOGGED
+            if math.isfinite(value) and (name in self._sums or not full):
+                self._add(name, value)
 
     @property
     def episodes(self) -> int:

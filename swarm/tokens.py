@@ -15,6 +15,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -46,51 +47,41 @@ ABORTED = "swarm_aborted"
 _END_TOKENS = 256
 
 
-def _reader(dtype: type[np.generic], kinds: str, *types: type) -> Callable[[Any], NDArray[Any]]:
-    """A function that makes a read-only array of a list of ``types``, of an array, or of the raw bytes of one.
+def _read(wanted: np.dtype[Any], kinds: str, types: frozenset[type], value: Any) -> NDArray[Any]:
+    """A read-only array of a list of ``types``, of an array of one of the ``kinds``, or of the raw bytes of one.
 
-    It raises :class:`ValueError` for an array of other ``kinds``, and for integers that do not fit.
+    It raises :class:`ValueError` for anything else, and for integers that do not fit.
     """
-    allowed = frozenset(types)
-    wanted = np.dtype(dtype)
-
-    def convert(value: Any) -> NDArray[Any]:
-        if isinstance(value, list) and wanted.kind != "b":
-            # numpy would take a truth value among numbers for a number
-            if not allowed.issuperset(set(map(type, value))):
-                raise ValueError("not a sequence of numbers")
-            return np.fromiter(value, wanted, len(value))
-        numbers = np.frombuffer(value, wanted) if isinstance(value, bytes) else np.asarray(value)
-        if numbers.ndim != 1 or (numbers.dtype.kind not in kinds and numbers.size):
-            raise ValueError("not a sequence of numbers")
-        if numbers.dtype == wanted:
-            return numbers
-        array = numbers.astype(wanted)
-        if wanted.kind != "f" and not (array == numbers).all():
-            raise OverflowError
-        return array
-
-    def read(value: Any) -> NDArray[Any]:
-        if type(value) is np.ndarray and value.dtype == wanted and value.ndim == 1 and not value.flags.writeable:
-            # it was read before
-            return value
-        try:
-            with np.errstate(over="ignore"):
-                array = convert(value)
-        except OverflowError:
-            raise ValueError(f"numbers that do not fit into {wanted}") from None
-        if array.flags.writeable:
-            # a view: the caller's own array stays writable
-            array = array.view()
-            array.flags.writeable = False
-        return array
-
-    return read
+    if type(value) is np.ndarray and value.dtype == wanted and value.ndim == 1 and not value.flags.writeable:
+        # it was read before
+        return value
+    try:
+        with np.errstate(over="ignore"):
+            if types and isinstance(value, list):
+                # numpy would take a truth value among numbers for a number
+                if not types.issuperset(set(map(type, value))):
+                    raise ValueError("not a sequence of numbers")
+                array: NDArray[Any] = np.fromiter(value, wanted, len(value))
+            else:
+                numbers = np.frombuffer(value, wanted) if isinstance(value, bytes) else np.asarray(value)
+                if numbers.ndim != 1 or (numbers.dtype.kind not in kinds and numbers.size):
+                    raise ValueError("not a sequence of numbers")
+                array = numbers.astype(wanted, copy=False)
+                if array is not numbers and wanted.kind != "f" and not (array == numbers).all():
+                    raise OverflowError
+    except OverflowError:
+        raise ValueError(f"numbers that do not fit into {wanted}") from None
+    if array.flags.writeable:
+        # a view: the caller's own array stays writable
+        array = array.view()
+        array.flags.writeable = False
+    return array
 
 
-token_ids = _reader(np.int32, "iu", int, np.int32)
-loss_mask = _reader(np.bool_, "biu")
-logprobs = _reader(np.float32, "iuf", int, float, np.float32)
+token_ids = partial(_read, np.dtype(np.int32), "iu", frozenset((int, np.int32)))
+#: numpy reads a list of truth values, or of zeros and ones, itself
+loss_mask = partial(_read, np.dtype(np.bool_), "biu", frozenset())
+logprobs = partial(_read, np.dtype(np.float32), "iuf", frozenset((int, float, np.float32)))
 #: the function that makes arrays of each type
 READERS: dict[Any, Callable[[Any], NDArray[Any]]] = {TokenIds: token_ids, LossMask: loss_mask, LogProbs: logprobs}
 
@@ -255,16 +246,16 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
             trajectory.sampled_tokens,
             trajectory.log_metrics,
         )
-    counts = [trajectory.tokens for trajectory in trajectories]
-    kept, lost = sum(tokens.kept for tokens in counts), sum(tokens.lost for tokens in counts)
+    names = TokenCounts.__struct_fields__
+    counts = {name: sum(getattr(trajectory.tokens, name) for trajectory in trajectories) for name in names}
     timelines = [timeline for trajectory in trajectories for timeline in trajectory.timelines]
     ages = step - 1 - np.concatenate([timeline.token_versions()[timeline.response_mask] for timeline in timelines])
     merging = {
-        "calls": sum(tokens.calls for tokens in counts),
-        "timelines": sum(tokens.timelines for tokens in counts),
-        "unmerged_tokens": sum(tokens.unmerged for tokens in counts),
-        "merged_tokens": sum(tokens.prompts + tokens.masked + tokens.trained for tokens in counts),
-        "lost_history": lost / (kept + lost) if lost else 0.0,
+        "calls": counts["calls"],
+        "timelines": counts["timelines"],
+        "unmerged_tokens": counts["unmerged"],
+        "merged_tokens": counts["prompts"] + counts["masked"] + counts["trained"],
+        "lost_history": counts["lost"] / max(1, counts["kept"] + counts["lost"]),
         "staleness_mean": ages.mean(),
         "staleness_max": ages.max(),
     }

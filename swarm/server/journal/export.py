@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from swarm.errors import ConfigError
 from swarm.server.journal.codec import TIMELINE_FIELDS, clean
@@ -52,12 +52,6 @@ class ExportReport(Model):
     bytes: int
     groups: int | None = None
     left_out: int | None = None
-
-
-class _Sink(Protocol):
-    def write(self, rows: list[Row]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def export(
@@ -102,7 +96,7 @@ def export(
             os.close(os.open(beside, os.O_CREAT | os.O_EXCL, 0o600))
             sink = opener(beside)
             try:
-                rows, timelines, tokens = _copy(connection, condition, sink, progress)
+                rows, timelines, tokens = _copy(connection, condition, sink.write, progress)
             finally:
                 sink.close()
         os.replace(beside, out)
@@ -117,12 +111,12 @@ def export(
 
 
 def _copy(
-    connection: sqlite3.Connection, condition: str, sink: _Sink, progress: OnProgress | None
+    connection: sqlite3.Connection, condition: str, write: Callable[[list[Row]], None], progress: OnProgress | None
 ) -> tuple[int, int, int]:
     total, last = connection.execute(f"SELECT count(*), max(e.rowid) FROM episodes e WHERE {condition}").fetchone()
     done = timelines = tokens = 0
     for piece in _pieces(episode_rows(connection, f"{condition} AND e.rowid <= {last or 0}")):
-        sink.write(piece)
+        write(piece)
         done += len(piece)
         timelines += sum(len(row["timelines"]) for row in piece)
         tokens += sum(len(timeline["response_ids"]) for row in piece for timeline in row["timelines"])
@@ -203,4 +197,4 @@ class _Parquet:
         self._writer.close()
 
 
-_SINKS: dict[str, Callable[[Path], _Sink]] = {".parquet": _Parquet, ".jsonl": _JsonLines}
+_SINKS: dict[str, Callable[[Path], _Parquet | _JsonLines | GroupLines]] = {".parquet": _Parquet, ".jsonl": _JsonLines}

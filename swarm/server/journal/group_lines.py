@@ -123,7 +123,8 @@ def model_of(journal: Path, run_id: str | None = None) -> str:
 
 def _line(group: _Group) -> dict[str, Any]:
     query, metadata = group.task.get("main_query"), group.task.get("metadata")
-    candidates, ranks, rewards = zip(*group.answers, strict=True)
+    ranks = [rank for _, rank, _ in group.answers]
+    rewards = [reward for _, _, reward in group.answers if reward is not None]
     line: dict[str, Any] = {
         "task": {
             "task_id": group.task_id,
@@ -131,10 +132,10 @@ def _line(group: _Group) -> dict[str, Any]:
             "init_messages": [{"role": "user", "content": group.prompt}],
             "metadata": metadata if isinstance(metadata, dict) else {},
         },
-        "candidates": candidates,
+        "candidates": [candidate for candidate, _, _ in group.answers],
     }
     if None not in ranks:
         line["rank"] = ranks
-    elif None not in rewards:
+    elif len(rewards) == len(ranks):
         line["rank"] = [1 + sum(other > reward for other in rewards) for reward in rewards]
     return line
