@@ -67,8 +67,9 @@ class MetricSums:
         self._add("response_tokens_mean", tokens)
         for logged_name, value in log_metrics.items():
             name = LOGGED + logged_name[:MAX_NAME]
-            full = sum(other.startswith(LOGGED) for other in self._sums) == MAX_LOGGED
-            if math.isfinite(value) and (name in self._sums or not full):
+            if name not in self._sums and sum(other.startswith(LOGGED) for other in self._sums) == MAX_LOGGED:
+                continue
+            if math.isfinite(value):
                 self._add(name, value)
 
     @property

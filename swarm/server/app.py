@@ -85,7 +85,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     data_plane = DataPlane(config, controller, names)
     meters, log = Meters(), VerboseLog()
     make_webhook = None if config.webhook is None else required("webhook", "webhook")
-    monitor = Monitor(controller, meters, log, data_plane.replicas, config.run_dir.resolve())
+    monitor = Monitor(controller, meters, log, data_plane.replicas.rows, config.run_dir.resolve())
     # checking the file for each request would cost a busy server a tenth of its time
     ring = TokenRing(config.token, config.run_dir, private=config.private_token)
 

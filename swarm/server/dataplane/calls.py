@@ -44,12 +44,8 @@ _WRITTEN_BY = ("tools", "chat_template", "chat_template_kwargs", "reasoning_effo
 
 
 class CallOwner:
-    """The episodes of one call, in the order of its choices; a context manager for as long as the call is in flight.
-
-    Args:
-        controller: has their pool.
-        episodes: one, or all of a group.
-    """
+    """The episodes of one call, one or all of a group in the order of its choices; a context manager for as long as the
+    call is in flight."""
 
     def __init__(self, controller: Controller, episodes: Sequence[LiveEpisode]) -> None:
         self.episodes = episodes
@@ -196,12 +192,8 @@ class CallOwner:
 
 
 class UnrecordedCall(CallOwner):
-    """A call for no episode: never recorded, never trained.
-
-    Args:
-        run_dir: has the adapters of kept versions.
-        kept: the version that answers, beside the newest; ``None``: the newest.
-    """
+    """A call for no episode: never recorded, never trained. ``kept`` is the version that answers, whose adapter is in
+    ``run_dir``, or ``None`` for the newest."""
 
     def __init__(self, controller: Controller, run_dir: Path, kept: int | None = None) -> None:
         super().__init__(controller, ())

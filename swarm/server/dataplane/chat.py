@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
@@ -161,10 +161,7 @@ class Attempt:
             self._opening.append(chunk)
             return []
         self.delivered = True
-        if not self._opening:
-            return [chunk]
-        ready = [*self._opening, chunk]
-        self._opening.clear()
+        ready, self._opening = [*self._opening, chunk], []
         return ready
 
 
@@ -213,8 +210,7 @@ class ChatSession:
         placement: chooses the replica of each attempt.
         call: what is asked for.
         attempts: how often the call, and each continuation of a choice, is tried.
-        version: gives the policy version that is served now.
-        owner: gets the record.
+        owner: gets the record, and knows the policy version that is served now.
         goes_on: what the conversation goes on from; without messages, ``None``.
         again: the caller's SDK repeats the call, whose answer did not reach it.
         syncs: the weight syncs that the call may run over.
@@ -224,11 +220,10 @@ class ChatSession:
     placement: Placement
     call: ChatCall
     attempts: int
-    version: Callable[[], int]
     owner: CallOwner
-    goes_on: Continuation | None = None
-    again: bool = False
-    syncs: WeightSyncs = field(default_factory=WeightSyncs)
+    goes_on: Continuation | None
+    again: bool
+    syncs: WeightSyncs
 
     async def complete(self) -> Completion:
         """The plain answer; the call is recorded.
@@ -240,7 +235,7 @@ class ChatSession:
         """
         call, retries = self.call, Retries(self.attempts)
         while True:
-            recorder = Recorder(self.version(), call.samples, self.syncs)
+            recorder = Recorder(self.owner.version, call.samples, self.syncs)
             try:
                 async with self.placement.lease(call.samples) as base_url:
                     answer = with_aborts(await self.upstream.post(base_url + call.path, call.body, reader(call)))
@@ -254,7 +249,7 @@ class ChatSession:
             request = str(answer.get("id"))
             answer = as_chat(answer, "message") if call.raw else answer
             recorder.add(answer, request)
-            version = self.version()
+            version = self.owner.version
             messages = {choice.get("index", 0): choice["message"] for choice in answer["choices"]}
             async with self._recorded(recorder, version, messages):
                 shaped = Shaper(call).answer(answer)
@@ -273,7 +268,7 @@ class ChatSession:
         call, retries = self.call, Retries(self.attempts)
         shaper = Shaper(call)
         while True:
-            attempt = Attempt(call, shaper, self.version(), self.syncs)
+            attempt = Attempt(call, shaper, self.owner.version, self.syncs)
             cut: TransientError = AbortedError()
             try:
                 async with (
@@ -299,7 +294,7 @@ class ChatSession:
         async with aclosing(self._continued(attempt, cut, failures)) as chunks:
             async for chunk in chunks:
                 yield [chunk]
-        async with self._recorded(attempt.recorder, self.version(), attempt.messages(), failures):
+        async with self._recorded(attempt.recorder, self.owner.version, attempt.messages(), failures):
             if ends := attempt.ends():
                 yield ends
         for failure in failures.values():
@@ -351,7 +346,7 @@ class ChatSession:
                 attempt.end_at_length(index)
                 return
             body = self.call.continuation(prompt_ids, response_ids)
-            attempt.recorder.begin_part(index, self.version())
+            attempt.recorder.begin_part(index, self.owner.version)
             try:
                 async with (
                     self.placement.lease(1) as base_url,

@@ -44,7 +44,6 @@ from swarm.server.dataplane.replicas import Placement, Replicas, prefix_of
 from swarm.server.dataplane.requests import prepare
 from swarm.server.dataplane.suspects import Identity, Suspects
 from swarm.server.engine.controller import Controller
-from swarm.status import ReplicaStatus
 from swarm.tokens import EARLIER_IDS
 
 T = TypeVar("T")
@@ -66,17 +65,14 @@ class DataPlane:
         self.controller = controller
         self._names = names
         self.upstream = ReplicaClient()
-        self.suspects = Suspects(
-            config.run_dir / "refused",
-            refused=controller.engine.death_explained,
-        )
-        self._replicas = Replicas(self.upstream.is_healthy, self.suspects)
+        suspects = Suspects(config.run_dir / "refused", refused=controller.engine.death_explained)
+        self.replicas = Replicas(self.upstream.is_healthy, suspects)
         self._conversations = Conversations()
         controller.episodes.on_erased = self._conversations.forget
 
     async def close(self) -> None:
         """Close the connections to vLLM."""
-        await self._replicas.close()
+        await self.replicas.close()
         await self.upstream.close()
 
     def routes(self) -> list[Route]:
@@ -89,16 +85,12 @@ class DataPlane:
             Route(f"{group}/v1/models", self.models, methods=["GET"]),
         ]
 
-    def replicas(self) -> list[ReplicaStatus]:
-        """The state of each vLLM replica."""
-        return self._replicas.rows()
-
     def placement(self, owner: CallOwner, prefix: bytes, body: Mapping[str, Any]) -> Placement:
         """Where a call of ``owner`` goes; ``prefix`` is a key of the beginning of its prompt, ``body`` its
         request."""
         controller = self.controller
         return Placement(
-            self._replicas,
+            self.replicas,
             owner.episodes or (owner,),
             prefix,
             lambda: controller.engine.served.addresses,
@@ -211,7 +203,6 @@ class DataPlane:
             placement=self.placement(owner, prefix_of(body), body),
             call=call,
             attempts=self.config.call_attempts,
-            version=lambda: owner.version,
             owner=owner,
             goes_on=goes_on,
             again=again,
@@ -223,7 +214,7 @@ class DataPlane:
             def begun() -> dict[str, str]:
                 if outlives:
                     owner.outlive()
-                return {POLICY_VERSION: str(session.version()), **headers}
+                return {POLICY_VERSION: str(owner.version), **headers}
 
             chunks = self._or_overflow(session.stream(), owner, usage=call.wants.usage_chunk)
             return EventStreamResponse(self, owner, served.gone, chunks, dialect, asked, begun)

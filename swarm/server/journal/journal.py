@@ -7,6 +7,7 @@ all rows appended before it are synced to the disk.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import sqlite3
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
@@ -89,9 +91,10 @@ class Journal:
             ConfigError: another server has it, it is unreadable or no journal, another version wrote it, or the disk
                 refuses what a deletion that was cut short still has to note.
         """
-        lock = FolderLock(path)
-        try:
-            connection = open_to_write(path)
+        with contextlib.ExitStack() as stack:
+            lock = FolderLock(path)
+            stack.callback(lock.release)
+            connection = stack.enter_context(contextlib.closing(open_to_write(path)))
             try:
                 # a deletion that was killed, or a journal from before it
                 stones = undone(connection, path.parent)
@@ -101,25 +104,15 @@ class Journal:
                         clear(connection, path, stones, 1.0)
                 except (UnavailableError, OSError, sqlite3.Error) as exc:
                     logger.warning("what was deleted is cleared from %s when the server is idle: %s", path, exc)
-                retention = Retention(
-                    connection,
-                    keep_episodes,
-                    keep_bytes,
-                    keep_seconds,
-                    keep_routes,
-                    lambda anew: _cleared(connection, path, anew=anew),
-                )
-                return cls(path, lock, connection, retention)
-            except BaseException as exc:
-                connection.close()
-                if isinstance(exc, sqlite3.Error | ValueError):
-                    raise unreadable(path, exc) from exc
-                if isinstance(exc, UnavailableError):
-                    raise ConfigError(exc.message) from exc
-                raise
-        except BaseException:
-            lock.release()
-            raise
+                tidy = partial(_cleared, connection, path)
+                retention = Retention(connection, keep_episodes, keep_bytes, keep_seconds, keep_routes, tidy)
+                journal = cls(path, lock, connection, retention)
+            except (sqlite3.Error, ValueError) as exc:
+                raise unreadable(path, exc) from exc
+            except UnavailableError as exc:
+                raise ConfigError(exc.message) from exc
+            stack.pop_all()
+        return journal
 
     def recover(self) -> Recovered:
         """What is on disk now.
@@ -314,7 +307,7 @@ class Journal:
                 waiter.set_exception(_unavailable(f"did not reach the disk {when}{why}; repeat the request"))
 
 
-def _cleared(connection: sqlite3.Connection, path: Path, *, anew: bool) -> bool:
+def _cleared(connection: sqlite3.Connection, path: Path, anew: bool) -> bool:
     """In an idle writer: do what a deletion left, write the file ``anew``, and empty the log; whether it is empty."""
     stones = undone(connection, path.parent)
     if not log_emptied(connection):

@@ -176,7 +176,7 @@ async def dies_of(rig: server.Rig, asking: Coroutine[Any, Any, httpx.Response]) 
         await asyncio.wait({task, dead}, return_when=asyncio.FIRST_COMPLETED)
         dead.cancel()
         if rig.vllm.dead.is_set():
-            await rig.eventually(lambda: task.done() or not rig.app.state.data_plane.replicas()[0].healthy)
+            await rig.eventually(lambda: task.done() or not rig.app.state.data_plane.replicas.rows()[0].healthy)
             await restarted(rig)
     return await task
 

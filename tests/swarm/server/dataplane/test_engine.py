@@ -219,7 +219,7 @@ async def test_calls_go_around_a_replica_that_cannot_be_reached(rig: Rig) -> Non
         response = await episode.chat(messages=[{"role": "user", "content": f"question {at}"}])
         assert response.status_code == 200
         await episode.end()
-    rows = {row.address: row for row in rig.app.state.data_plane.replicas()}
+    rows = {row.address: row for row in rig.app.state.data_plane.replicas.rows()}
     assert (rows[away].healthy, rows[away].calls, rows[away].failures) == (False, 1, 1)
     assert (rows[rig.vllm_address].healthy, rows[rig.vllm_address].calls) == (True, 16)
 
@@ -245,7 +245,7 @@ async def test_a_replica_that_answers_again_is_used_again(rig: Rig) -> None:
     rolling(rig, address)
     episode = await rig.claim()
     call = asyncio.create_task(episode.chat())
-    rows = rig.app.state.data_plane.replicas
+    rows = rig.app.state.data_plane.replicas.rows
     await rig.eventually(lambda: any(not row.healthy for row in rows()))
     assert not call.done()
     async with serving(late.app, port=int(address.split(":")[1])):

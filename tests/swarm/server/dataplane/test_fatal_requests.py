@@ -42,8 +42,8 @@ async def kills(rig: Rig, **body: Any) -> httpx.Response:
 async def killing(rig: Rig, asking: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
     task = asyncio.create_task(asking)
     await rig.vllm.dead.wait()
-    await rig.eventually(lambda: task.done() or not rig.app.state.data_plane.replicas()[0].healthy)
-    if not rig.app.state.data_plane.suspects:
+    await rig.eventually(lambda: task.done() or not rig.app.state.data_plane.replicas.rows()[0].healthy)
+    if not rig.app.state.data_plane.replicas.suspects:
         # it is refused
         await task
     await restarted(rig)
@@ -128,8 +128,8 @@ async def test_those_in_flight_at_a_death_are_asked_alone_and_answered(rig: Rig)
 async def test_a_replica_that_fails_a_call_and_lives_has_not_died(rig: Rig) -> None:
     rig.vllm.script.extend([lambda body: JSONResponse({"error": {"message": "no"}}, 500)] * 3)
     assert (await asked(rig, messages=[{"role": "user", "content": "hi"}])).status_code == 200
-    assert rig.app.state.data_plane.replicas()[0].healthy
-    assert not rig.app.state.data_plane.suspects
+    assert rig.app.state.data_plane.replicas.rows()[0].healthy
+    assert not rig.app.state.data_plane.replicas.suspects
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
@@ -151,6 +151,6 @@ async def test_a_process_that_is_gone_has_died_too(rig: Rig) -> None:
         rig.controller.boot()
         rig.controller.rollout_ready(ready(url.removeprefix("http://")))
         asking = asyncio.create_task(asked(rig))
-        await rig.eventually(lambda: bool(rig.app.state.data_plane.suspects))
+        await rig.eventually(lambda: bool(rig.app.state.data_plane.replicas.suspects))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
