@@ -130,7 +130,7 @@ def evaluate(
     else:
         print_report(result)
     if result.comparison is not None and result.comparison.prompts:
-        load_attribute("swarm.server.journal.held_out:keep")(
+        load_attribute("swarm.server.journal.lineage:keep_comparison")(
             run_dir,
             version,
             batch=batch,

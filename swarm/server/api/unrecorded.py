@@ -194,10 +194,7 @@ class UnrecordedRoutes:
     def _relayed(self, owner: UnrecordedCall, path: str, asked: Body) -> RelayedCall:
         return RelayedCall(
             upstream=self.plane.upstream,
-            # the beginning of the prompt, if it is text
-            placement=self.plane.placement(
-                owner, str(asked.get("prompt") or asked.get("input") or "")[:64].encode(errors="replace")[:64], asked
-            ),
+            placement=self.plane.placement(owner, asked),
             path=path,
             body=asked | {"model": owner.engine_model},
             model_name=self.plane.controller.job.model_name,

@@ -335,18 +335,18 @@ class ChatSession:
         self, attempt: Attempt, index: int, cut: TransientError, deliver: Callable[[Body], None]
     ) -> None:
         """Sample on after the tokens that choice ``index`` has, until it has an end."""
-        response_ids, prompt_ids = attempt.recorder.choices[index].response_ids, attempt.recorder.prompt_ids or []
+        choice, prompt_ids = attempt.recorder.choices[index], attempt.recorder.prompt_ids or []
         retries = Retries(self.attempts)
         while index in attempt.cut():
             if not attempt.says_all(index):
                 raise UpstreamError(f"the stream was cut again and cannot be continued exactly: {cut.message}")
             await retries.after(cut)
-            done = len(response_ids)
+            done = len(choice.response_ids)
             if done >= self.call.room(len(prompt_ids)):
                 attempt.end_at_length(index)
                 return
-            body = self.call.continuation(prompt_ids, response_ids)
-            attempt.recorder.begin_part(index, self.owner.version)
+            body = self.call.continuation(prompt_ids, choice.response_ids)
+            choice.parts.append(self.syncs.begin(self.owner.version, done))
             try:
                 async with (
                     self.placement.lease(1) as base_url,

@@ -144,11 +144,6 @@ class Recorder:
                 raise UpstreamError(f"vLLM sent choice {index!r} of {len(self.choices)}", code="engine_failed")
             self.choices[index].add_chat(choice)
 
-    def begin_part(self, index: int, version: int) -> None:
-        """A request that continues choice ``index`` is about to be sent, while ``version`` is served."""
-        choice = self.choices[index]
-        choice.parts.append(self._syncs.begin(version, len(choice.response_ids)))
-
     def usage(self) -> dict[str, Any]:
         """The usage for the caller: vLLM's own, or the sum over all calls that made this one."""
         if not any(choice.cut for choice in self.choices):

@@ -291,11 +291,13 @@ def prefix_of(body: Mapping[str, Any]) -> bytes:
     That is everything up to the first message of the user, which later turns only extend, or the beginning of a raw
     prompt.
     """
-    if (prompt := body.get("prompt")) is not None:
-        return blake2b(encode(prompt[:_RAW_BEGINNING]), digest_size=16).digest()
-    messages: list[Any] = body["messages"]
-    first = next(
-        (at for at, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"),
-        len(messages) - 1,
-    )
-    return blake2b(encode(messages[: first + 1]), digest_size=16).digest()
+    messages: Any = body.get("messages")
+    if isinstance(messages, list):
+        users = (
+            at for at, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"
+        )
+        beginning: Any = messages[: next(users, len(messages)) + 1]
+    else:
+        prompt: Any = body.get("prompt") or body.get("input")
+        beginning = prompt[:_RAW_BEGINNING] if isinstance(prompt, str | list) else prompt
+    return blake2b(encode(beginning), digest_size=16).digest()

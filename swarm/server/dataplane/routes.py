@@ -85,14 +85,13 @@ class DataPlane:
             Route(f"{group}/v1/models", self.models, methods=["GET"]),
         ]
 
-    def placement(self, owner: CallOwner, prefix: bytes, body: Mapping[str, Any]) -> Placement:
-        """Where a call of ``owner`` goes; ``prefix`` is a key of the beginning of its prompt, ``body`` its
-        request."""
+    def placement(self, owner: CallOwner, body: Mapping[str, Any]) -> Placement:
+        """Where a call of ``owner`` with this request goes."""
         controller = self.controller
         return Placement(
             self.replicas,
             owner.episodes or (owner,),
-            prefix,
+            prefix_of(body),
             lambda: controller.engine.served.addresses,
             Identity(controller.job.model, body),
             controller.engine.answered,
@@ -200,7 +199,7 @@ class DataPlane:
                 call.body[EARLIER_IDS] = ids
         session = ChatSession(
             upstream=self.upstream,
-            placement=self.placement(owner, prefix_of(body), body),
+            placement=self.placement(owner, body),
             call=call,
             attempts=self.config.call_attempts,
             owner=owner,
@@ -357,18 +356,14 @@ class NotFound:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        error = self._error(scope["method"], scope["path"])
-        # the address that was meant may be written without /v1, or with it twice
-        meant = "/v1/" + scope["path"].split("/", 3)[-1].rpartition("v1/")[2]
-        await _refusal(dialect_of(meant, scope["headers"]), error)(scope, receive, send)
-
-    def _error(self, method: str, path: str) -> RequestError:
-        parts = path.split("/", 3)
-        kind, rest = parts[1], parts[3] if len(parts) == 4 else ""
-        asked = f"{method} {path[:200]}"
+        _, kind, _, rest, *_ = [*scope["path"].split("/", 3), "", ""]
+        asked = f"{scope['method']} {scope['path'][:200]}"
+        error: RequestError = NotFoundError(f"{asked}: {self._hint(kind, rest)}", code="route_not_found")
         if allowed := self._served.get((kind, rest)):
-            return MethodError(f"{asked}: use {allowed}", allowed)
-        return NotFoundError(f"{asked}: {self._hint(kind, rest)}", code="route_not_found")
+            error = MethodError(f"{asked}: use {allowed}", allowed)
+        # the address that was meant may be written without /v1, or with it twice
+        meant = "/v1/" + rest.rpartition("v1/")[2]
+        await _refusal(dialect_of(meant, scope["headers"]), error)(scope, receive, send)
 
     def _hint(self, kind: str, rest: str) -> str:
         if rest.startswith("v1/v1/"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, Timeline, TokenCounts, Trajectory
-from swarm.types import Notes
+from swarm.types import Notes, StepResult
 
 _JSON = json.JSONEncoder(default=str)
 _STATE_NAMES = {
@@ -95,6 +95,11 @@ def unpack_trajectory(episode_uuid: str, data: bytes, call: bytes | None) -> Tra
 
 def _counts(numbers: Sequence[int]) -> TokenCounts:
     return TokenCounts(**dict(zip(TokenCounts.__struct_fields__, numbers, strict=True)))
+
+
+def unpack_step(step: int, batch_id: str, metrics: str, seconds: float) -> StepResult:
+    """A step by its columns."""
+    return StepResult(step=step, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
 
 
 def pack_json(value: Any) -> str:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job, parse_job
+from swarm.server.journal.codec import unpack_step
 from swarm.server.journal.lineage import line_to
 from swarm.server.journal.rows import EvaluationRow, JournalRow, RunRow, StepRow
 from swarm.server.journal.schema import open_to_write, reading
 from swarm.server.journal.sqlite import write
-from swarm.types import StepResult
 
 
 def fork_journal(journal: Path, step: int, into: Path) -> TrainJob:
@@ -43,12 +43,12 @@ def fork_journal(journal: Path, step: int, into: Path) -> TrainJob:
                     "SELECT step, sums FROM evaluations WHERE run_id = ? AND step <= ?", (run_id, step)
                 )
             ]
-        for run_id, number, batch_id in line:
-            [(seconds, metrics)] = connection.execute(
-                "SELECT seconds, metrics FROM steps WHERE run_id = ? AND batch_id = ?", (run_id, batch_id)
+        for run_id, _, batch_id in line:
+            [row] = connection.execute(
+                "SELECT step, batch_id, metrics, seconds FROM steps WHERE run_id = ? AND batch_id = ?",
+                (run_id, batch_id),
             )
-            done = StepResult(step=number, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
-            rows.append(StepRow(run_id, done))
+            rows.append(StepRow(run_id, unpack_step(*row)))
     job = parse_job(job_yaml, f"the job in {journal}").model_copy(update={"checkpoint_dir": None})
     rows.append(RunRow(uuid.uuid4().hex, dump_job(job)))
     with closing(open_to_write(into)) as connection:

@@ -14,11 +14,12 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Self, TypeVar
 
 from swarm.errors import ConfigError, UnavailableError
 from swarm.server.config import RouteRetention
@@ -37,11 +38,12 @@ from swarm.server.journal.erasure import (
 from swarm.server.journal.recovery import past_ending, recover
 from swarm.server.journal.rows import Ending, JournalRow, Recovered
 from swarm.server.journal.schema import FolderLock, open_to_write, reading, unreadable
-from swarm.server.journal.writer import ResultT, Retention, Work, Writer
+from swarm.server.journal.writer import Retention, Writer
 from swarm.status import JournalStatus
 from swarm.subjects import DataReport, Subject, Tombstone
 
 logger = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
 
 #: seconds that :meth:`Journal.close` gives a disk that fails
 CLOSE_SECONDS = 10.0
@@ -219,12 +221,21 @@ class Journal:
 
     async def _done(self, do: Callable[[sqlite3.Connection], ResultT], seconds: float = 0.0) -> ResultT:
         seconds = seconds or SYNC_SECONDS
+        result: Future[ResultT] = Future()
+
+        def work(connection: sqlite3.Connection) -> None:
+            # unless whoever asked has given up
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(do(connection))
+                except Exception as exc:
+                    result.set_exception(exc)
+
         self._hand_over()
-        work = Work(do)
         self._writer.put(work)
         try:
             async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(work.result)
+                return await asyncio.wrap_future(result)
         except TimeoutError as exc:
             raise _unavailable(f"cannot be read: no answer within {seconds:g} s") from exc
         except (sqlite3.Error, OSError) as exc:

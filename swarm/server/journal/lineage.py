@@ -1,36 +1,43 @@
-"""What the weights of a saved step were trained on, and which versions learned from which batches, read beside the
-server that writes the journal.
+"""What the weights of a saved step were trained on, which versions learned from which batches, and what `policies eval`
+found of them; read beside the server that writes the journal.
 
-Invariant: the journal is only read. A step that was done twice, because the first one was not saved, counts as it was
-done last, and has the latest version before it as its parent; what it replaced is a version still, since it was served.
-A version is tainted if its own batch is, or the version that it was trained from.
+Invariant: the journal is only read, and a comparison's line is whole, or not read. A step that was done twice, because
+the first one was not saved, counts as it was done last, and has the latest version before it as its parent; what it
+replaced is a version still, since it was served. A version is tainted if its own batch is, or the version that it was
+trained from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import Field, ValidationError
+
+from swarm.credentials import append_private
 from swarm.errors import ConfigError
 from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import ServingStage
 from swarm.evidence.verdict import PairedEvidence
 from swarm.job import TrainJob, parse_job
 from swarm.measures import MetricSums
-from swarm.server.journal.codec import notes_of
-from swarm.server.journal.held_out import kept
+from swarm.server.journal.codec import notes_of, unpack_step
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
 from swarm.status import Lineage, PolicyRecord
 from swarm.subjects import LearnedVersion
-from swarm.types import StepResult
+from swarm.types import Model
 
 _LISTED = "(SELECT value FROM json_each(?))"
+#: beside the journal: a line for each comparison, with nothing of what people wrote
+_COMPARISONS = "held_out.jsonl"
 
 
 def latest_job(journal: Path) -> tuple[TrainJob, int]:
@@ -73,7 +80,8 @@ def record_of(journal: Path, step: int) -> PolicyRecord:
             f"SELECT DISTINCT output FROM episodes WHERE batch_id IN {_LISTED}", (json.dumps(batches[-1:]),)
         ).fetchall()
         # a run that went back before the step has other weights under its number
-        same = connection.execute("SELECT run_id FROM steps WHERE step = ? AND batch_id = ?", (step, _batch(lineage)))
+        batch = next((done.batch_id for done in lineage.steps if done.step == step), "")
+        same = connection.execute("SELECT run_id FROM steps WHERE step = ? AND batch_id = ?", (step, batch))
         runs = json.dumps([run for (run,) in same] or [lineage.run_id])
         pairs = connection.execute(
             f"SELECT pair FROM pairs WHERE run_id IN {_LISTED} AND json_extract(pair, '$.terms.challenger') = ?"
@@ -108,11 +116,8 @@ def _lineage(connection: sqlite3.Connection, journal: Path, step: int) -> Lineag
     rows = connection.execute(
         "SELECT step, batch_id, metrics, seconds FROM steps WHERE run_id = ? AND step <= ? ORDER BY rowid",
         (run_id, step),
-    ).fetchall()
-    steps = {
-        number: StepResult(step=number, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
-        for number, batch_id, metrics, seconds in rows
-    }
+    )
+    steps = {row[0]: unpack_step(*row) for row in rows}
     evaluations = connection.execute(
         "SELECT step, sums FROM evaluations WHERE run_id = ? AND step <= ? ORDER BY step", (run_id, step)
     ).fetchall()
@@ -122,7 +127,7 @@ def _lineage(connection: sqlite3.Connection, journal: Path, step: int) -> Lineag
     ).fetchall()
     before = [f"step {number} of run {run}" for run, number, _ in line_to(connection, step) if run != run_id]
     routes = Counter(notes_of(json.loads(output) if output else {}).route for (output,) in outputs)
-    lineage = Lineage(
+    return Lineage(
         step=step,
         job=parse_job(job_yaml, f"the job in {journal}"),
         steps=[steps[number] for number in sorted(steps)],
@@ -131,14 +136,8 @@ def _lineage(connection: sqlite3.Connection, journal: Path, step: int) -> Lineag
         others=routes[""],
         run_id=run_id,
         parent=before[-1] if before else "",
+        held_out=_held_out(journal.parent, step, steps[step].batch_id if step in steps else ""),
     )
-    held_out = [comparison.sentence for comparison in kept(journal.parent, step, _batch(lineage))]
-    return lineage.model_copy(update={"held_out": held_out})
-
-
-def _batch(lineage: Lineage) -> str:
-    """Of its step; empty where that is not known."""
-    return next((done.batch_id for done in lineage.steps if done.step == lineage.step), "")
 
 
 def _verdicts(pairs: Sequence[Pair]) -> list[str]:
@@ -210,3 +209,45 @@ def _versions(connection: sqlite3.Connection, batches: Collection[str]) -> list[
         version = last[run_id] = _Version(run_id, batch_id, step, parent, tainted)
         versions.append(version)
     return versions
+
+
+class HeldOutComparison(Model):
+    """One version against another one on held-out prompts."""
+
+    step: int
+    batch: str = Field(default="", description="of the step: after a step back another one comes under its number")
+    earlier: str = Field(description="what the other one is called")
+    data: str = Field(description="the file of the prompts, without its folder")
+    hook: str = Field(description="what judged, with the digest of its code")
+    verdict: str
+    at: float = Field(default_factory=time.time, description="seconds since 1970")
+
+    @property
+    def sentence(self) -> str:
+        """What people read."""
+        day = f"{datetime.fromtimestamp(self.at, UTC):%Y-%m-%d}"
+        return f"against {self.earlier} on {self.data}, judged by {self.hook}, {day}: {self.verdict}"
+
+
+def keep_comparison(run_dir: Path, step: int, **fields: str) -> None:
+    """Append a comparison of ``step``; ``fields`` are the others of :class:`HeldOutComparison`.
+
+    Raises:
+        ConfigError: the disk refuses it.
+    """
+    path = run_dir / _COMPARISONS
+    try:
+        append_private(path, HeldOutComparison.model_validate({"step": step, **fields}).model_dump())
+    except OSError as exc:
+        raise ConfigError(f"what was found is not kept: cannot write {path}: {exc.strerror or exc}") from exc
+
+
+def _held_out(run_dir: Path, step: int, batch: str) -> list[str]:
+    """What was found of ``step``, which trained on ``batch``, in that order; also where no batch was named."""
+    path = run_dir / _COMPARISONS
+    comparisons: list[HeldOutComparison] = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        # a full disk may have cut it off
+        with contextlib.suppress(ValidationError):
+            comparisons.append(HeldOutComparison.model_validate_json(line))
+    return [each.sentence for each in comparisons if each.step == step and each.batch in ("", batch)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
-from swarm.server.journal.codec import clean, unpack_call, unpack_counts, unpack_trajectory
+from swarm.server.journal.codec import clean, unpack_call, unpack_counts, unpack_step, unpack_trajectory
 from swarm.server.journal.rows import (
     BatchRow,
     EndedHow,
@@ -25,7 +25,6 @@ from swarm.server.journal.rows import (
 from swarm.server.journal.schema import LIVE
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, TrainBatch, TrainGroup, Trajectory
-from swarm.types import StepResult
 
 #: endings that memory holds, claims and steps that it starts with; older endings are looked up one by one
 MAX_ENDINGS = 20_000
@@ -79,10 +78,7 @@ def recover(connection: sqlite3.Connection) -> Recovered:
         agreed=[name for (name,) in query("SELECT client_uuid FROM agreements ORDER BY client_uuid")],
         endings={uuid: _ending(*ending) for uuid, *ending in reversed(endings)},
         claims=_claims(connection),
-        steps=[
-            StepResult(step=step, batch_id=batch_id, metrics=json.loads(metrics), seconds=seconds)
-            for step, batch_id, metrics, seconds in reversed(steps)
-        ],
+        steps=[unpack_step(*row) for row in reversed(steps)],
         evaluations=[
             EvaluationRow(run_id, step, json.loads(sums))
             for step, sums in query("SELECT step, sums FROM evaluations WHERE run_id = ? ORDER BY step", (run_id,))

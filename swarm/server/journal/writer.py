@@ -16,9 +16,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
 
 from swarm.concurrency import backoff
 from swarm.errors import SwarmGatewayError
@@ -30,7 +28,6 @@ from swarm.states import EpisodeState
 from swarm.subjects import PRIVATE_DATA
 
 logger = logging.getLogger(__name__)
-ResultT = TypeVar("ResultT")
 
 #: seconds between two attempts at a failed commit, growing to the second
 RETRY_FIRST, RETRY_LAST = 0.05, 2.0
@@ -213,23 +210,8 @@ class Retention:
         return pages
 
 
-class Work(Generic[ResultT]):
-    """Something for the writer thread to do with the connection, after it has committed everything queued before."""
-
-    def __init__(self, do: Callable[[sqlite3.Connection], ResultT]) -> None:
-        self._do = do
-        self.result: Future[ResultT] = Future()
-
-    def run(self, connection: sqlite3.Connection) -> None:
-        """In the writer thread: do it, unless whoever asked has given up."""
-        if not self.result.set_running_or_notify_cancel():
-            return
-        try:
-            self.result.set_result(self._do(connection))
-        except Exception as exc:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            self.result.set_exception(exc)
+#: Something to do with the connection, after everything queued before is committed; it raises nothing.
+Work = Callable[[sqlite3.Connection], None]
 
 
 class Writer:
@@ -243,7 +225,7 @@ class Writer:
         self._connection = connection
         self._retention = retention
         self._on_commit = on_commit
-        self._queue: queue.SimpleQueue[Sequence[JournalRow] | Work[Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[JournalRow] | Work | None] = queue.SimpleQueue()
         self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swarm-journal", daemon=True)
         #: committed rows; the others are for statistics
@@ -257,7 +239,7 @@ class Writer:
         self.pending_since = time.monotonic()
         self._thread.start()
 
-    def put(self, item: Sequence[JournalRow] | Work[Any]) -> None:
+    def put(self, item: Sequence[JournalRow] | Work) -> None:
         """Queue rows for one transaction, or work; never waits."""
         self._queue.put(item)
 
@@ -281,7 +263,7 @@ class Writer:
             self.error = f"the writer died of {type(exc).__name__}: {exc}; restart the server"
             logger.critical("the journal accepts nothing more: %s", self.error, exc_info=True)
 
-    def _drain(self) -> list[Sequence[JournalRow] | Work[Any] | None]:
+    def _drain(self) -> list[Sequence[JournalRow] | Work | None]:
         """All items that are queued; waits for the first one, and tidies the file meanwhile."""
         items = [self._first()]
         with contextlib.suppress(queue.Empty):
@@ -289,7 +271,7 @@ class Writer:
                 items.append(self._queue.get_nowait())
         return items
 
-    def _first(self) -> Sequence[JournalRow] | Work[Any] | None:
+    def _first(self) -> Sequence[JournalRow] | Work | None:
         wait = IDLE_SECONDS
         while True:
             try:
@@ -308,10 +290,10 @@ class Writer:
             self._roll_back()
             return False
 
-    def _serve(self, items: Sequence[Sequence[JournalRow] | Work[Any] | None]) -> bool:
+    def _serve(self, items: Sequence[Sequence[JournalRow] | Work | None]) -> bool:
         """Commit all rows of ``items`` as one transaction, then do the work; False at the end."""
         taken = time.monotonic()
-        rows = [row for item in items if item is not None and not isinstance(item, Work) for row in item]
+        rows = [row for item in items if isinstance(item, Sequence) for row in item]
         if rows:
             if not self._commit(rows):
                 # later rows rest on those that were given up
@@ -320,8 +302,9 @@ class Writer:
             self.committed += len(rows)
             self._on_commit()
         for item in items:
-            if isinstance(item, Work):
-                item.run(self._connection)
+            if item is not None and not isinstance(item, Sequence):
+                item(self._connection)
+                self._roll_back()
                 self._retention.unclean = True
         return items[-1] is not None
 

@@ -23,8 +23,8 @@ from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.journal.browse import last_run
 from swarm.server.journal.erasure import EXPORTS
-from swarm.server.journal.held_out import keep
 from swarm.server.journal.journal import Journal
+from swarm.server.journal.lineage import keep_comparison
 from swarm.server.journal.rows import EvaluationRow, JournalRow, PairRow, RunRow, StageRow, StateRow, StepRow
 from swarm.states import EpisodeState
 from swarm.types import Notes, StepResult, WorkflowOutput
@@ -108,7 +108,9 @@ def test_after_a_step_back_a_number_stands_for_the_weights_that_have_it_now(run_
         for step, batch in ((1, "r1"), (2, "new"))
     ]
     for step, batch in ((1, "r1"), (2, "r2"), (2, "new")):
-        keep(run_dir, step, batch=batch, earlier="the model before", data="d", hook="h", verdict=f"of {batch}")
+        keep_comparison(
+            run_dir, step, batch=batch, earlier="the model before", data="d", hook="h", verdict=f"of {batch}"
+        )
 
     async def fill() -> None:
         opened = Journal.open(run_dir / "journal.db")

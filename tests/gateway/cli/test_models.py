@@ -14,8 +14,8 @@ import yaml
 
 from gateway.cli import main
 from swarm.job import TrainJob, dump_job
-from swarm.server.journal.held_out import keep
 from swarm.server.journal.journal import Journal
+from swarm.server.journal.lineage import keep_comparison
 from swarm.server.journal.rows import JournalRow, RunRow, StepRow
 from swarm.types import StepResult
 
@@ -125,7 +125,9 @@ def test_the_model_is_whole_and_unrounded_with_a_card_of_what_trained_it(
     model = saved_checkpoint.build(tmp_path / "tiny")
     job = TrainJob(model=str(tmp_path / "tiny"), overrides={"actor_rollout_ref.actor.clip_ratio": 0.3})
     journal(tmp_path / "run", job, *steps("r", 1, 2, 3))
-    keep(tmp_path / "run", 1, earlier="the model before", data="held.jsonl", hook="mine", verdict="better by 0.1")
+    keep_comparison(
+        tmp_path / "run", 1, earlier="the model before", data="held.jsonl", hook="mine", verdict="better by 0.1"
+    )
     with (tmp_path / "run" / "held_out.jsonl").open("a") as file:
         file.write('{"step": 3, "against"')  # of a disk that was full
     checkpoints = tmp_path / "run" / "checkpoints"
