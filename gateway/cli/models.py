@@ -117,7 +117,7 @@ def export(
     folder = checkpoint_folder(job, run_dir)
     step_of_export = _chosen(folder, job, done, step, best=best)
     saved = checkpoint(folder, step_of_export)
-    lineage = load_attribute("swarm.server.journal.lineage:lineage_of")(journal, step_of_export)
+    lineage = load_attribute("swarm.server.journal.lineage:record_of")(journal, step_of_export)
     versions = score_of(saved).get("versions", {})
     try:
         exported = load_attribute("adapters.verl.export:exported")

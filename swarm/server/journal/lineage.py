@@ -31,7 +31,7 @@ from swarm.measures import MetricSums
 from swarm.server.journal.codec import notes_of, unpack_step
 from swarm.server.journal.schema import reading
 from swarm.states import EpisodeState
-from swarm.status import Lineage, PolicyRecord
+from swarm.status import PolicyRecord
 from swarm.subjects import LearnedVersion
 from swarm.types import Model
 
@@ -52,91 +52,71 @@ def latest_job(journal: Path) -> tuple[TrainJob, int]:
     return parse_job(job_yaml, f"the job in {journal}"), step or 0
 
 
-def lineage_of(journal: Path, step: int) -> Lineage:
-    """What trained the weights of ``step``, which a run of this journal saved.
-
-    Raises:
-        ConfigError: see :func:`latest_job`.
-    """
-    with reading(journal) as connection:
-        return _lineage(connection, journal, step)
-
-
 def record_of(journal: Path, step: int) -> PolicyRecord:
-    """All that is known of the policy version of ``step``.
+    """All that is known of the policy version of ``step``: what trained its weights, and what was found of it.
 
     Raises:
         ConfigError: see :func:`latest_job`.
     """
     with reading(journal) as connection:
-        lineage = _lineage(connection, journal, step)
-        batches = [result.batch_id for result in lineage.steps]
-        first, last = connection.execute(
-            f"SELECT min(ended), max(ended) FROM episodes WHERE state = '{EpisodeState.TRAINED}'"
-            f" AND batch_id IN {_LISTED}",
-            (json.dumps(batches),),
+        query = connection.execute
+        # a run that begins after the step, with another job, goes on with what another one saved
+        run = query(
+            "SELECT run_id, job_yaml FROM runs WHERE run_id IN (SELECT run_id FROM steps WHERE step <= ?)"
+            " ORDER BY rowid DESC LIMIT 1",
+            (step,),
         ).fetchone()
-        outputs = connection.execute(
-            f"SELECT DISTINCT output FROM episodes WHERE batch_id IN {_LISTED}", (json.dumps(batches[-1:]),)
+        run_id, job_yaml = run or _latest(connection, journal)
+        rows = query(
+            "SELECT step, batch_id, metrics, seconds FROM steps WHERE run_id = ? AND step <= ? ORDER BY rowid",
+            (run_id, step),
+        )
+        by_number = {row[0]: unpack_step(*row) for row in rows}
+        steps = [by_number[number] for number in sorted(by_number)]
+        batch = by_number[step].batch_id if step in by_number else ""
+        evaluations = query(
+            "SELECT step, sums FROM evaluations WHERE run_id = ? AND step <= ? ORDER BY step", (run_id, step)
+        ).fetchall()
+        trained = query(
+            f"SELECT ended, output FROM episodes WHERE state = '{EpisodeState.TRAINED}' AND batch_id IN {_LISTED}"
+            " ORDER BY ended",
+            (json.dumps([done.batch_id for done in steps]),),
+        ).fetchall()
+        before = [f"step {number} of run {run}" for run, number, _ in line_to(connection, step) if run != run_id]
+        judged = query(
+            "SELECT DISTINCT output FROM episodes WHERE batch_id = ?", (steps[-1].batch_id if steps else None,)
         ).fetchall()
         # a run that went back before the step has other weights under its number
-        batch = next((done.batch_id for done in lineage.steps if done.step == step), "")
-        same = connection.execute("SELECT run_id FROM steps WHERE step = ? AND batch_id = ?", (step, batch))
-        runs = json.dumps([run for (run,) in same] or [lineage.run_id])
-        pairs = connection.execute(
+        same = query("SELECT run_id FROM steps WHERE step = ? AND batch_id = ?", (step, batch))
+        runs = json.dumps([run for (run,) in same] or [run_id])
+        pairs = query(
             f"SELECT pair FROM pairs WHERE run_id IN {_LISTED} AND json_extract(pair, '$.terms.challenger') = ?"
             " ORDER BY rowid",
             (runs, step),
         ).fetchall()
         # of one move the first row is the move, and later ones are other versions in its stage
-        stages = connection.execute(
+        stages = query(
             f"SELECT stage, min(version) FROM stages WHERE run_id IN {_LISTED}"
             " AND json_extract(stage, '$.challenger') = ?"
             " GROUP BY run_id, route, incumbent, json_extract(stage, '$.at', '$.pinned') ORDER BY min(rowid)",
             (runs, step),
         ).fetchall()
-    notes = [notes_of(json.loads(output)) for (output,) in outputs if output]
+    notes = [notes_of(json.loads(output)) for (output,) in judged if output]
+    routes = Counter(notes_of(json.loads(output) if output else {}).route for _, output in trained)
     return PolicyRecord(
-        **dict(lineage),
-        code=sorted({f"{note.hook} ({note.code[:12]})" for note in notes if note.hook}),
-        episodes=None if first is None else (first, last),
-        verdicts=_verdicts([Pair.model_validate_json(pair) for (pair,) in pairs]),
-        moves=[_move(ServingStage.model_validate_json(stage)) for stage, _ in stages],
-    )
-
-
-def _lineage(connection: sqlite3.Connection, journal: Path, step: int) -> Lineage:
-    # a run that begins after the step, with another job, goes on with what another one saved
-    run = connection.execute(
-        "SELECT run_id, job_yaml FROM runs WHERE run_id IN (SELECT run_id FROM steps WHERE step <= ?)"
-        " ORDER BY rowid DESC LIMIT 1",
-        (step,),
-    ).fetchone()
-    run_id, job_yaml = run or _latest(connection, journal)
-    rows = connection.execute(
-        "SELECT step, batch_id, metrics, seconds FROM steps WHERE run_id = ? AND step <= ? ORDER BY rowid",
-        (run_id, step),
-    )
-    steps = {row[0]: unpack_step(*row) for row in rows}
-    evaluations = connection.execute(
-        "SELECT step, sums FROM evaluations WHERE run_id = ? AND step <= ? ORDER BY step", (run_id, step)
-    ).fetchall()
-    outputs = connection.execute(
-        f"SELECT output FROM episodes WHERE state = '{EpisodeState.TRAINED}' AND batch_id IN {_LISTED}",
-        (json.dumps([step.batch_id for step in steps.values()]),),
-    ).fetchall()
-    before = [f"step {number} of run {run}" for run, number, _ in line_to(connection, step) if run != run_id]
-    routes = Counter(notes_of(json.loads(output) if output else {}).route for (output,) in outputs)
-    return Lineage(
         step=step,
         job=parse_job(job_yaml, f"the job in {journal}"),
-        steps=[steps[number] for number in sorted(steps)],
+        steps=steps,
         evaluations=[MetricSums(json.loads(sums)).evaluation(number) for number, sums in evaluations],
         routes={name: count for name, count in sorted(routes.items()) if name},
         others=routes[""],
         run_id=run_id,
         parent=before[-1] if before else "",
-        held_out=_held_out(journal.parent, step, steps[step].batch_id if step in steps else ""),
+        held_out=_held_out(journal.parent, step, batch),
+        code=sorted({f"{note.hook} ({note.code[:12]})" for note in notes if note.hook}),
+        episodes=(trained[0][0], trained[-1][0]) if trained else None,
+        verdicts=_verdicts([Pair.model_validate_json(pair) for (pair,) in pairs]),
+        moves=[_move(ServingStage.model_validate_json(stage)) for stage, _ in stages],
     )
 
 

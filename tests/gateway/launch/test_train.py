@@ -24,7 +24,7 @@ from swarm.client.training_options import EvaluationReport, Progress
 from swarm.data import epochs_of
 from swarm.errors import ConfigError
 from swarm.job import TrainJob
-from swarm.server.journal.lineage import lineage_of
+from swarm.server.journal.lineage import record_of
 from swarm.server.journal.schema import reading
 from swarm.states import EngineState
 from swarm.status import EngineStatus, PolicyRecord, ServerStatus
@@ -356,7 +356,7 @@ def test_going_back_keeps_what_came_after_and_goes_on_from_there(
     assert (checkpoints / "earlier-1" / "global_step_3").is_dir()
     # the run that went back has the first step of the other one, and none of its later ones
     journal = tmp_path / "run" / "journal.db"
-    assert [one.step for one in lineage_of(journal, 2).steps] == [1, 2]
+    assert [one.step for one in record_of(journal, 2).steps] == [1, 2]
     with reading(journal) as connection:
         runs = connection.execute("SELECT count(DISTINCT run_id), sum(step = 1), sum(step = 3) FROM steps").fetchall()
     # it may have done a third step of its own before it stopped
@@ -376,8 +376,8 @@ def test_a_fork_trains_on_from_its_step_in_a_folder_of_its_own(file: Callable[..
     [going_on] = run.of("going_on")
     assert (going_on["saved"], run.of("step")[0]["step"]) == (1, 2)
     assert sorted((tmp_path / "run" / "checkpoints").rglob("*")) == before
-    found = lineage_of(tmp_path / "fork" / "journal.db", 2)
-    assert found.parent == f"step 1 of run {lineage_of(tmp_path / 'run' / 'journal.db', 1).run_id}"
+    found = record_of(tmp_path / "fork" / "journal.db", 2)
+    assert found.parent == f"step 1 of run {record_of(tmp_path / 'run' / 'journal.db', 1).run_id}"
 
 
 @pytest.mark.slow

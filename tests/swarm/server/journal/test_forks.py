@@ -14,7 +14,7 @@ from swarm.job import dump_job
 from swarm.server.engine.runs import TrainingRun
 from swarm.server.journal.forks import fork_journal
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.lineage import lineage_of, versions_of
+from swarm.server.journal.lineage import record_of, versions_of
 from swarm.server.journal.rows import EvaluationRow, JournalRow, RunRow
 from swarm.server.journal.schema import reading
 from tests.swarm.server.journal.test_lineage import JOB, journal, step
@@ -47,7 +47,7 @@ async def test_what_a_fork_learns_has_the_steps_before_it_as_its_ancestors(tmp_p
         learned, clean = versions_of(connection, {"c"})
         assert ([(one.run_id, one.step) for one in learned], clean) == ([("second", 3), (forked, 4)], 2)
         assert versions_of(connection, {"d"}) == ([], 4) == versions_of(connection, {"lost"})
-    found = lineage_of(tmp_path / "journal.db", 4)
+    found = record_of(tmp_path / "journal.db", 4)
     assert (found.run_id, found.parent, [one.batch_id for one in found.steps]) == (
         forked,
         "step 3 of run second",
@@ -56,7 +56,7 @@ async def test_what_a_fork_learns_has_the_steps_before_it_as_its_ancestors(tmp_p
     nested = found.job.model_copy(update={"overrides": {"+algorithm": {"gamma": 0.9}, "trainer.nnodes": 1}})
     card = model_card(found.model_copy(update={"job": nested}), "float32", {}, adapter=False, lora=False)
     assert "| `algorithm.gamma` | 0.9 |" in card and "nnodes" not in card
-    assert lineage_of(path, 4).parent == "step 2 of run first" and lineage_of(path, 2).parent == ""
+    assert record_of(path, 4).parent == "step 2 of run first" and record_of(path, 2).parent == ""
     card = model_card(found, "float32", {}, adapter=False, lora=False)
     assert "| goes on from | step 3 of run second |" in card
     assert "Not proven: reward over 1 step tells nothing yet." in card

@@ -11,7 +11,7 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.lineage import latest_job, lineage_of
+from swarm.server.journal.lineage import latest_job, record_of
 from swarm.server.journal.rows import EvaluationRow, JournalRow, RunRow, StateRow, StepRow
 from swarm.states import EpisodeState
 from swarm.types import Notes, StepResult, WorkflowOutput
@@ -58,7 +58,7 @@ def test_a_step_that_was_done_again_counts_as_it_was_done_last(tmp_path: Path) -
         EvaluationRow("r", 3, {"reward_mean": (4, 1.0)}),
     )
     assert latest_job(path) == (JOB, 3)
-    found = lineage_of(path, 2)
+    found = record_of(path, 2)
     assert [(one.step, one.batch_id) for one in found.steps] == [(1, "a"), (2, "b")]
     assert (found.routes, found.others) == ({"sales": 1, "support": 1}, 1)
     assert [(one.step, one.episodes, one.metrics) for one in found.evaluations] == [(2, 4, {"eval/reward_mean": 0.75})]
@@ -76,7 +76,7 @@ def test_a_run_that_went_back_has_the_episodes_of_the_steps_that_it_goes_on_with
         *trained("b2", "b2", route="x"),
     )
     assert latest_job(path)[1] == 2
-    found = lineage_of(path, 2)
+    found = record_of(path, 2)
     assert [one.batch_id for one in found.steps] == ["a1", "b2"] and found.routes == {"x": 2}
 
 
@@ -84,9 +84,9 @@ def test_a_step_before_the_job_changed_is_of_the_job_that_did_it(tmp_path: Path)
     other = JOB.model_copy(update={"lr": 0.5})
     rows = [RunRow("first", dump_job(JOB)), step("first", 1, "a"), RunRow("second", dump_job(other))]
     path = journal(tmp_path, *rows, step("second", 2, "b"))
-    assert lineage_of(path, 1).job == JOB
-    assert lineage_of(path, 2).job == other and [one.step for one in lineage_of(path, 2).steps] == [2]
-    assert lineage_of(path, 0).steps == []
+    assert record_of(path, 1).job == JOB
+    assert record_of(path, 2).job == other and [one.step for one in record_of(path, 2).steps] == [2]
+    assert record_of(path, 0).steps == []
 
 
 def test_a_journal_without_a_job_is_refused(tmp_path: Path) -> None:
