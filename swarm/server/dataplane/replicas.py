@@ -116,15 +116,9 @@ class Replicas:
         identity: Identity,
         avoid: Replica | None = None,
     ) -> tuple[Replica, Arrival]:
-        """The replica for a call of ``owners`` (an episode or all of a group), and its arrival there, which is inside;
-        waits while all are set aside, and while a suspect is sampled alone.
-
-        Args:
-            owners: they stay on the replica afterwards.
-            prefix: the key that places new owners.
-            samples: how many answers the call samples.
-            identity: of the call's request.
-            avoid: the replica where the call has just failed; chosen only if there is no other.
+        """The replica for a call with so many ``samples`` of ``owners``, which stay there, and its arrival there, which
+        is inside; waits while all are set aside, and while a suspect is sampled alone. The replica to ``avoid``, where
+        the call has just failed, is chosen only if there is no other.
 
         Raises:
             FatalRequestError: the request is refused.

@@ -50,13 +50,9 @@ _STEP_PAGES = 512
 
 
 class Retention:
-    """The limits of one journal; it belongs to the writer thread.
+    """The limits of one journal, those of :meth:`Journal.open`; it belongs to the writer thread.
 
     Args:
-        keep_episodes: how many episodes that are over are kept.
-        keep_bytes: how many bytes of the file may be in use before older episodes go nevertheless.
-        keep_seconds: how long after its end an episode is kept; ``None``: as long as there is room.
-        keep_routes: less for the episodes of single routes.
         clear: tries to empty the log of what was removed, and does what a deletion left, or, with true, writes the
             whole file anew; whether the log is empty.
 
