@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from msgspec import MsgspecError
 
-from adapters.dialects.jsons import decode, encode
+from adapters.dialects.jsons import decode, encode, object_in
 from adapters.dialects.sse import SseDecoder
 from swarm.concurrency import backoff
 from swarm.errors import ContextLengthError, RequestError, UpstreamError
@@ -239,10 +239,7 @@ def _failure(status: int, content: bytes, asked: Mapping[str, Any]) -> UpstreamE
     text = content.decode(errors="replace")
     if status in _RETRIED_STATUSES:
         return TransientError(f"vLLM answered {status}: {text[:500]}")
-    try:
-        payload = _object(content)
-    except TransientError:
-        payload = {}
+    payload = object_in(content) or {}
     if "error" not in payload:
         payload = {"error": {"message": text[:2000], "type": "invalid_request_error", "param": None, "code": None}}
     refusal = UpstreamRefusalError(status, payload, _prompt_field(asked))
