@@ -187,7 +187,7 @@ async def test_a_restored_journal_is_cleared_when_it_is_opened(tmp_path: Path) -
     await journal.close()
 
 
-@pytest.mark.parametrize("where", ["delete", "find", "_delete", "clear", "_empty_log", "_check_room"])
+@pytest.mark.parametrize("where", ["delete", "find", "_delete", "clear", "log_emptied", "_check_room"])
 async def test_what_was_cut_short_is_done_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -283,7 +283,7 @@ async def test_a_deletion_that_the_writer_does_not_get_to_is_noted(
 ) -> None:
     journal, _ = await filled(tmp_path / "journal.db", 5, 20)
     monkeypatch.setattr("swarm.server.journal.journal.ERASE_SECONDS", 0.01)
-    monkeypatch.setattr("swarm.server.journal.writer.Work.run", lambda *_: None)
+    monkeypatch.setattr("swarm.server.journal.writer.Writer.put", lambda *_: None)
     with pytest.raises(UnavailableError, match="the deletion is noted"):
         await journal.erase(stone())
     assert [one.subject for one in erasure.tombstones(tmp_path)] == [HERS]
