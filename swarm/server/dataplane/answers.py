@@ -180,3 +180,13 @@ def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> Body | None:
 
 def _token(token: str, logprob: float | None) -> Body:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace"))}
+
+
+def chunks_of(answer: Body, *, usage: bool) -> list[Body]:
+    """A chat completion with one choice as the chunks of a stream; ``usage``: with one for the usage."""
+    head: Body = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    (choice,) = answer["choices"]
+    first: Body = {"index": 0, "delta": choice["message"], "logprobs": None, "finish_reason": None}
+    last = {**first, "delta": {}, "finish_reason": choice["finish_reason"]}
+    chunks = [{**head, "choices": [part]} for part in (first, last)]
+    return [*chunks, {**head, "choices": [], "usage": answer["usage"]}] if usage else chunks

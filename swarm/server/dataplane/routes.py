@@ -18,8 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import DIALECTS, ChatDialect, Dialect, SampledAnswer, dialect_of, left_out_header
-from adapters.dialects.chat_answers import chunks_of
+from adapters.dialects import DIALECTS, ChatDialect, Dialect, dialect_of, left_out_header
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.concurrency import ClientGoneError, Once, until_gone
@@ -36,7 +35,7 @@ from swarm.packs import added
 from swarm.protocol import COMPLETION_TOKENS, OUTLIVE, PLACES, POLICY_VERSION, SAMPLES
 from swarm.server.auth import ClientNames, TokenHolder
 from swarm.server.config import ServerConfig
-from swarm.server.dataplane.answers import Body
+from swarm.server.dataplane.answers import Body, chunks_of
 from swarm.server.dataplane.calls import CallOwner, Conversations, UnrecordedCall
 from swarm.server.dataplane.chat import ChatSession, StreamCutError
 from swarm.server.dataplane.replica_client import ReplicaClient, UpstreamRefusalError, not_guided, too_long
@@ -263,7 +262,7 @@ class DataPlane:
             error = too_long(exc, self.controller.job)
             if error is None or (instead := self._instead_of(error, owner)) is None:
                 raise
-            yield [*chunks_of([SampledAnswer.from_completion(instead)], instead["id"], include_usage=usage)]
+            yield chunks_of(instead, usage=usage)
 
     def _instead_of(self, error: ContextLengthError, owner: CallOwner) -> Body | None:
         """What a pack answers to a prompt that is too long; ``None``: the error stands."""
