@@ -294,15 +294,13 @@ class Conversations:
             continuation.edited |= message is not beginning and any((before, name) in self._asked for name in names)
         return continuation
 
-    def remember(
-        self, before: bytes, after: bytes, episode_uuid: str, prompt_ids: TokenIds, ids: TokenIds, words: bytes
-    ) -> None:
+    def remember(self, before: bytes, after: bytes, episode_uuid: str, call: ModelCall, words: bytes) -> None:
         """Keep an answer to the conversation ``before``."""
         self._forget(after, episode_uuid)
         answers = self._answers.setdefault(after, {})
         self._answers.move_to_end(after)
-        answers[episode_uuid] = (prompt_ids, ids, words)
-        self._tokens += len(prompt_ids) + len(ids)
+        answers[episode_uuid] = (call.prompt_ids, call.response_ids, words)
+        self._tokens += len(call.prompt_ids) + len(call.response_ids)
         if len(answers) > _MOST_ALIKE:
             self._forget(after, next(iter(answers)))
         while self._tokens > self._most_tokens:
@@ -370,7 +368,5 @@ class Continuation:
                     message = {**message, "content": self._begun + text_of(message)}
                 state = self._state.copy()
                 state.update(meaning_of(message))
-                episode_uuid = self._episodes[choice]
-                self._conversations.remember(
-                    before, state.digest(), episode_uuid, call.prompt_ids, call.response_ids, _words(message)
-                )
+                after, episode_uuid = state.digest(), self._episodes[choice]
+                self._conversations.remember(before, after, episode_uuid, call, _words(message))

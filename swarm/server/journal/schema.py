@@ -215,14 +215,12 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     if application != APPLICATION_ID and not empty:
         raise ConfigError(f"{path} is not a swarm journal: move it away, or use another run_dir")
-    if version > SCHEMA_VERSION:
+    if version not in (0, SCHEMA_VERSION):
+        age, remedy = "an older", "finish the run or export it with that version"
+        if version > SCHEMA_VERSION:
+            age, remedy = "a newer", "upgrade"
         raise ConfigError(
-            f"{path} was written by a newer version of swarm-gateway (schema {version}, this one reads "
-            f"{SCHEMA_VERSION}): upgrade, or use another run_dir"
-        )
-    if 0 < version < SCHEMA_VERSION:
-        raise ConfigError(
-            f"{path} was written by an older version of swarm-gateway (schema {version}, this one reads "
-            f"{SCHEMA_VERSION}): finish the run or export it with that version, or use another run_dir"
+            f"{path} was written by {age} version of swarm-gateway (schema {version}, this one reads "
+            f"{SCHEMA_VERSION}): {remedy}, or use another run_dir"
         )
     return version
