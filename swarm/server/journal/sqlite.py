@@ -44,7 +44,7 @@ Values = Sequence[Any] | Mapping[str, Any]
 Statement = str | tuple[str, Callable[[Sequence[Any]], Iterable[Values]]]
 
 
-def _fields(rows: Sequence[Struct]) -> Iterable[Values]:
+def _fields(rows: Sequence[Struct]) -> Iterable[dict[str, Any]]:
     for row in rows:
         yield {name: clean(value) if isinstance(value, str) else value for name, value in structs.asdict(row).items()}
 
@@ -96,7 +96,7 @@ def _members(batch: TrainBatch) -> str:
 
 
 #: Busy servers mix these: within a transaction they come in this order, and then all others in that in which they came.
-_RANK = {kind: rank for rank, kind in enumerate((EpisodeRow, KeyRow, CallRow, EndRow))}
+_RANK: dict[type[JournalRow], int] = {kind: rank for rank, kind in enumerate((EpisodeRow, KeyRow, CallRow, EndRow))}
 #: The statements of each type of row.
 _STATEMENTS: dict[type[JournalRow], tuple[Statement, ...]] = {
     EpisodeRow: (
