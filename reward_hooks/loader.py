@@ -178,10 +178,10 @@ BUILT_IN: dict[str, str] = {
     "implicit_feedback": "reward_hooks.builtin.feedback:ImplicitFeedback",
     "diversity": "reward_hooks.builtin.novelty:Diversity",
     "novelty": "reward_hooks.builtin.novelty:Novelty",
-    "listwise": "reward_hooks.judges:make_listwise",
-    "pairwise": "reward_hooks.judges:make_pairwise",
-    "pointwise": "reward_hooks.judges:make_pointwise",
-    "score_model": "reward_hooks.judges:make_score_model",
+    "listwise": "reward_hooks.judges.listwise:Listwise",
+    "pairwise": "reward_hooks.judges.pairwise:Pairwise",
+    "pointwise": "reward_hooks.judges.pointwise:Pointwise",
+    "score_model": "reward_hooks.judges.score_model:ScoreModel",
 }
 
 

@@ -26,37 +26,29 @@ vLLM that serves the model in training. A judge that is over budget, gives no re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from reward_hooks.judges.endpoint import Endpoint
 from reward_hooks.judges.judge import Judge
 from reward_hooks.judges.judge_client import JudgeClient
-from reward_hooks.judges.listwise import Listwise, ListwiseConfig
-from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
-from reward_hooks.judges.pointwise import Pointwise, PointwiseConfig
-from reward_hooks.judges.score_model import ScoreModel, ScoreModelConfig
+from reward_hooks.judges.listwise import Listwise
+from reward_hooks.judges.pairwise import Pairwise
+from reward_hooks.judges.pointwise import Pointwise
+from reward_hooks.judges.score_model import ScoreModel
 from reward_hooks.spending import Spending, metered
 from swarm.errors import ConfigError
 from swarm.importer import note_read
-from swarm.types import Model
-from swarm.validation import parse_mapping, read_text, validated
+from swarm.validation import parse_mapping, read_text
 
 __all__ = ["Endpoint", "Judge", "JudgeClient", "Spending", "load_judge", "make_judge", "metered"]
 
-_KINDS: dict[str, tuple[type[Judge[Any]], type[Model]]] = {
-    "listwise": (Listwise, ListwiseConfig),
-    "pairwise": (Pairwise, PairwiseConfig),
-    "pointwise": (Pointwise, PointwiseConfig),
-    "score_model": (ScoreModel, ScoreModelConfig),
-}
+_KINDS: dict[str, type[Judge]] = {judge.name: judge for judge in (Listwise, Pairwise, Pointwise, ScoreModel)}
 
 
-def make_judge(settings: Mapping[str, Any], client: JudgeClient | None = None, *, where: str = "judge") -> Judge[Any]:
-    """The judge of ``settings``: its ``kind`` and the fields of the configuration of that kind.
-
-    In a blend (:mod:`reward_hooks.compose`) ``make_listwise`` and its like take the same fields as options.
+def make_judge(settings: Mapping[str, Any], client: JudgeClient | None = None, *, where: str = "judge") -> Judge:
+    """The judge of ``settings``: its ``kind`` and the settings of that kind, which a blend gives as options.
 
     Args:
         client: shared with other judges; default: one of its own.
@@ -68,23 +60,10 @@ def make_judge(settings: Mapping[str, Any], client: JudgeClient | None = None, *
     kind = str(settings.get("kind"))
     if kind not in _KINDS:
         raise ConfigError(f"{where}: kind is {kind!r}; use {', '.join(_KINDS)}")
-    judge, config = _KINDS[kind]
-    return judge(validated(config, settings, where), client)
+    return _KINDS[kind](client, where, **settings)
 
 
-def _maker(kind: str) -> Callable[..., Judge[Any]]:
-    def make(**settings: Any) -> Judge[Any]:
-        return make_judge({**settings, "kind": kind}, where=kind)
-
-    make.__doc__ = f"A {kind} judge by its settings, for blends that name it."
-    return make
-
-
-make_listwise, make_pairwise, make_pointwise = _maker("listwise"), _maker("pairwise"), _maker("pointwise")
-make_score_model = _maker("score_model")
-
-
-def load_judge(path: str | Path, client: JudgeClient | None = None) -> Judge[Any]:
+def load_judge(path: str | Path, client: JudgeClient | None = None) -> Judge:
     """The judge of a YAML file, which counts as code of the hook that loads it; see :func:`make_judge`."""
     text = read_text(Path(path), "judge")
     note_read(Path(path), text)

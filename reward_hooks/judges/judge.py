@@ -12,18 +12,21 @@ import json
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import exp
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, ValidationError
 
 from reward_hooks.contract import Candidate, HookContext, Reward, texts_of
 from reward_hooks.judges.endpoint import Endpoint
 from reward_hooks.judges.judge_client import JudgeClient, Unparsable
 from swarm.errors import HookError
 from swarm.types import Model, Task
+from swarm.validation import describe_validation
+
+T = TypeVar("T")
 
 #: Share of the hook's deadline that a judge uses itself, so that its own error comes before the runner's.
 _OWN_SHARE = 0.95
@@ -38,45 +41,36 @@ SYSTEM = (
 )
 
 
-class EndpointConfig(Model):
-    """A judge behind HTTP."""
-
-    endpoint: Endpoint
-
-
-class JudgeConfig(EndpointConfig):
-    """A judge that reads and writes text."""
-
-    rubric: str = Field(default=RUBRIC, min_length=1, description="what makes an answer good")
-    explain: bool = Field(default=True, description="ask for a sentence of explanation before the verdict")
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_tokens: int = Field(default=2048, ge=1, description="of a judge's answer")
-    top_logprobs: int = Field(default=20, ge=0, description="alternatives per token, to take means over; 0: none")
-    max_answer_chars: int = Field(default=8000, ge=100, description="longer answers are shown without their middle")
-
-    @property
-    def explanation(self) -> tuple[str, dict[str, Any]]:
-        """The explanation in the example of a reply, and in its schema; empty if not wanted."""
-        return ('"explanation": "one sentence", ', {"explanation": {"type": "string"}}) if self.explain else ("", {})
-
-
-Config = TypeVar("Config", bound=EndpointConfig)
-
-
-class Judge(ABC, Generic[Config]):
-    """Scores a group; an instance is itself an ``on_compute_relative_reward``.
+class Judge(Model, ABC):
+    """A judge behind HTTP, made of its settings: scores a group, and is itself an ``on_compute_relative_reward``.
 
     Args:
-        config: the judge's settings.
         client: shared with other judges; default: a client of its own.
+        where: how errors call the settings; default: the judge's name.
+
+    Raises:
+        ConfigError: an unknown key, a value out of range, or no key in the environment.
     """
 
     #: Prefix of its components in a combination.
     name: ClassVar[str]
 
-    def __init__(self, config: Config, client: JudgeClient | None = None) -> None:
-        self.client = client or JudgeClient(config.endpoint)
-        self._config = config
+    endpoint: Endpoint
+    _client: JudgeClient = PrivateAttr()
+
+    def __init__(self, client: JudgeClient | None = None, where: str = "", /, **settings: Any) -> None:
+        # a judge's file names it
+        settings.pop("kind", None)
+        try:
+            super().__init__(**settings)
+        except ValidationError as exc:
+            raise describe_validation(exc, where or self.name, type(self)) from exc
+        self._client = client or JudgeClient(self.endpoint)
+
+    @property
+    def client(self) -> JudgeClient:
+        """The client of its calls."""
+        return self._client
 
     @abstractmethod
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
@@ -98,7 +92,7 @@ class Judge(ABC, Generic[Config]):
             async with asyncio.timeout(seconds):
                 rewards = await self.judge(task, [candidates[index] for index in distinct], context)
         except TimeoutError:
-            where = self.client.endpoint.base_url
+            where = self.endpoint.base_url
             raise HookError(f"{self.name}: {where} was not done within {seconds:.1f} s", code="judge_timeout") from None
         by_first = dict(zip(distinct, rewards, strict=True))
         return [by_first[firsts[text]] for text in texts]
@@ -108,6 +102,61 @@ class Judge(ABC, Generic[Config]):
     async def aclose(self) -> None:
         """Close the connections now, instead of when the event loop ends."""
         await self.client.aclose()
+
+
+class TextJudge(Judge):
+    """A judge that reads and writes text."""
+
+    rubric: str = Field(default=RUBRIC, min_length=1, description="what makes an answer good")
+    explain: bool = Field(default=True, description="ask for a sentence of explanation before the verdict")
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_tokens: int = Field(default=2048, ge=1, description="of a judge's answer")
+    top_logprobs: int = Field(default=20, ge=0, description="alternatives per token, to take means over; 0: none")
+    max_answer_chars: int = Field(default=8000, ge=100, description="longer answers are shown without their middle")
+
+    @property
+    def explanation(self) -> tuple[str, dict[str, Any]]:
+        """The explanation in the example of a reply, and in its schema; empty if not wanted."""
+        return ('"explanation": "one sentence", ', {"explanation": {"type": "string"}}) if self.explain else ("", {})
+
+    async def asked(
+        self,
+        task: Task,
+        answers: Sequence[tuple[str, str]],
+        ask: str,
+        fields: dict[str, Any],
+        read: Callable[[dict[str, Any]], T],
+    ) -> T:
+        """What ``read`` makes of the reply to one question: the rubric, the conversation, each answer, what to reply.
+
+        The lines that mark material contain a hash of all material. An answer cannot know it, so it cannot pretend to
+        end and go on as somebody else.
+
+        Args:
+            answers: label and text of each answer.
+            ask: what to reply.
+            fields: JSON schemas of the fields of the reply.
+            read: gets the choice; raises :class:`Unparsable` if it holds no verdict.
+        """
+        conversation = shown_task(task)
+        material = "\0".join([conversation, *(text for _, text in answers)])
+        word = hashlib.sha256(material.encode(errors="replace")).hexdigest()[:10]
+        blocks = [("conversation", conversation)]
+        blocks += [(f"answer {label}", shortened(text, self.max_answer_chars)) for label, text in answers]
+        shown = "\n\n".join(f"----- {word} begin {name}\n{text}\n----- {word} end {name}" for name, text in blocks)
+        user = f"Rubric: {self.rubric.strip()}\n\n{shown}\n\n{ask}"
+        body: dict[str, Any] = {
+            "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "verdict", "strict": True, "schema": strict_object(fields)},
+            },
+        }
+        if self.top_logprobs:
+            body |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        return await self.client.chat(body, read, kind=self.name)
 
 
 def shown_answer(candidate: Candidate) -> str:
@@ -148,40 +197,6 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
-def question(
-    config: JudgeConfig, task: Task, answers: Sequence[tuple[str, str]], ask: str, fields: dict[str, Any]
-) -> dict[str, Any]:
-    """The body of one question: the rubric, the conversation, each answer, and what to reply.
-
-    The lines that mark material contain a hash of all material. An answer cannot know it, so it cannot pretend to end
-    and go on as somebody else.
-
-    Args:
-        answers: label and text of each answer.
-        ask: what to reply.
-        fields: JSON schemas of the fields of the reply.
-    """
-    conversation = shown_task(task)
-    material = "\0".join([conversation, *(text for _, text in answers)])
-    word = hashlib.sha256(material.encode(errors="replace")).hexdigest()[:10]
-    blocks = [("conversation", conversation)]
-    blocks += [(f"answer {label}", shortened(text, config.max_answer_chars)) for label, text in answers]
-    shown = "\n\n".join(f"----- {word} begin {name}\n{text}\n----- {word} end {name}" for name, text in blocks)
-    user = f"Rubric: {config.rubric.strip()}\n\n{shown}\n\n{ask}"
-    body: dict[str, Any] = {
-        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}],
-        "temperature": config.temperature,
-        "max_tokens": config.max_tokens,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "verdict", "strict": True, "schema": strict_object(fields)},
-        },
-    }
-    if config.top_logprobs:
-        body |= {"logprobs": True, "top_logprobs": config.top_logprobs}
-    return body
-
-
 def strict_object(properties: dict[str, Any]) -> dict[str, Any]:
     """The JSON schema of an object that has exactly ``properties``, in their order."""
     return {
@@ -203,6 +218,8 @@ LOWEST, HIGHEST = 0, 9
 SCORE = {"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}
 #: The value of each score as the judge writes it.
 DIGITS: Mapping[str, float] = {str(score): float(score) for score in range(LOWEST, HIGHEST + 1)}
+#: What the judge wrote, as a number, and the mean of its distribution (see :func:`means`) where that is shown.
+Verdict = tuple[float, float | None]
 #: Alternatives with less probability than this in total say nothing about the rest.
 _ENOUGH = 0.5
 
@@ -259,14 +276,20 @@ def score_of(value: object) -> int:
     return int(value)
 
 
-def scores_of(choice: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """The ``score`` of each entry of a reply, and its mean (see :func:`means`; the score itself if there is none).
+def scores_of(choice: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """The ``score`` of each entry of a reply.
 
     Raises:
         Unparsable: a score is missing or off the scale.
     """
     plain = [float(score_of(entry.get("score"))) for entry in entries]
-    return list(zip(plain, means(choice, "score", DIGITS, len(plain)) or plain, strict=True))
+    return list(zip(plain, means(choice, "score", DIGITS, len(plain)) or [None] * len(plain), strict=True))
+
+
+def comparable(verdicts: Iterable[Verdict]) -> list[float]:
+    """The means of all ``verdicts``; where one has none, what the judge wrote: the two cannot be compared."""
+    plain, averages = zip(*verdicts, strict=True)
+    return list(plain if None in averages else averages)
 
 
 def means(choice: Mapping[str, Any], key: str, values: Mapping[str, float], count: int) -> list[float] | None:
@@ -277,7 +300,7 @@ def means(choice: Mapping[str, Any], key: str, values: Mapping[str, float], coun
 
     Returns:
         ``count`` means in the order of the reply; ``None`` without log-probabilities, or if one place shows too little
-        of its distribution: one group does not mix plain verdicts and means.
+        of its distribution.
     """
     listed: Any = cast("dict[str, Any]", choice.get("logprobs") or {}).get("content")
     tokens = [cast("dict[str, Any]", entry) for entry in listed or () if isinstance(entry, dict)]

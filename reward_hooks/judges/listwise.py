@@ -24,7 +24,8 @@ import cmath
 import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -34,10 +35,10 @@ from reward_hooks.judges.judge import (
     HIGHEST,
     LOWEST,
     SCORE,
-    Judge,
-    JudgeConfig,
+    TextJudge,
+    Verdict,
+    comparable,
     json_of,
-    question,
     scores_of,
     shown_answer,
     strict_list,
@@ -47,35 +48,32 @@ from reward_hooks.judges.judge_client import Unparsable
 from swarm.concurrency import all_of
 from swarm.types import Task
 
-_Verdicts = list[tuple[float, float, str]]  # score, mean of its distribution, explanation
+_Reply = list[tuple[Verdict, str]]  # verdict and explanation of each answer
 
 
-class ListwiseConfig(JudgeConfig):
-    """One listwise judge."""
-
-    kind: Literal["listwise"] = "listwise"
-    orders: int = Field(default=5, ge=1, le=8, description="questions per group, each in another order")
-    seed: int = Field(default=0, description="of the orders; each group has its own order")
-
-
-class Listwise(Judge[ListwiseConfig]):
+class Listwise(TextJudge):
     """Asks ``orders`` questions per group, but at most one per answer. Rewards are in [0, 1]."""
 
     name = "listwise"
+    orders: int = Field(default=5, ge=1, le=8, description="questions per group, each in another order")
+    seed: int = Field(default=0, description="of the orders; each group has its own order")
 
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
         """Each answer's score without the effect of its places."""
-        shuffled = random.Random(f"{self._config.seed}/{context.group_id or task.task_id}")
-        orders = orders_of(shuffled.sample(range(len(answers)), len(answers)), self._config.orders)
-        asked = await all_of([self._ask(task, answers, order) for order in orders])
-        qualities, effects = freed(orders, [[verdict[1] for verdict in verdicts] for verdicts in asked])
+        shuffled = random.Random(f"{self.seed}/{context.group_id or task.task_id}")
+        orders = orders_of(shuffled.sample(range(len(answers)), len(answers)), self.orders)
+        replies = await all_of([self._ask(task, answers, order) for order in orders])
+        verdicts = comparable(verdict for reply in replies for verdict, _ in reply)
+        scores = [verdicts[begin : begin + len(answers)] for begin in range(0, len(verdicts), len(answers))]
+        qualities, effects = freed(orders, scores)
         swing = (max(effects) - min(effects)) / HIGHEST
         return [
-            _reward(qualities[index], [verdicts[index] for verdicts in asked], swing) for index in range(len(answers))
+            _reward(quality, [reply[index] for reply in replies], [of_order[index] for of_order in scores], swing)
+            for index, quality in enumerate(qualities)
         ]
 
-    async def _ask(self, task: Task, answers: Sequence[Candidate], order: Sequence[int]) -> _Verdicts:
-        count, (explanation, explained) = len(order), self._config.explanation
+    async def _ask(self, task: Task, answers: Sequence[Candidate], order: Sequence[int]) -> _Reply:
+        count, (explanation, explained) = len(order), self.explanation
         labelled = [(str(number), shown_answer(answers[index])) for number, index in enumerate(order, 1)]
         ask = (
             f"Compare the {count} answers with each other and give each a whole score from {LOWEST} (useless) to "
@@ -85,35 +83,34 @@ class Listwise(Judge[ListwiseConfig]):
         )
         number = {"type": "integer", "minimum": 1, "maximum": count}
         verdict = {"answer": number, **explained, "score": SCORE}
-        body = question(self._config, task, labelled, ask, {"verdicts": strict_list(count, verdict)})
-        by_place = await self.client.chat(body, lambda choice: _read(choice, count), kind="listwise")
+        fields = {"verdicts": strict_list(count, verdict)}
+        by_place = await self.asked(task, labelled, ask, fields, lambda choice: _read(choice, count))
         by_answer = {index: by_place[number] for number, index in enumerate(order)}
         return [by_answer[index] for index in range(count)]
 
 
-def _read(choice: Mapping[str, Any], count: int) -> _Verdicts:
-    """The verdicts by place."""
+def _read(choice: Mapping[str, Any], count: int) -> _Reply:
+    """The reply by place."""
     listed: Any = json_of(text_of(choice)).get("verdicts")
     if not isinstance(listed, list) or [type(entry) for entry in listed] != [dict] * count:
         raise Unparsable(f"it has not one verdict for each of the {count} answers")
     verdicts = {
-        int(entry.get("answer")): (*scores, str(entry.get("explanation") or ""))
-        for entry, scores in zip(listed, scores_of(choice, listed), strict=True)
+        int(entry.get("answer")): (score, str(entry.get("explanation") or ""))
+        for entry, score in zip(listed, scores_of(choice, listed), strict=True)
     }
     if set(verdicts) != set(range(1, count + 1)):
         raise Unparsable(f"its verdicts are on the answers {sorted(verdicts)} of 1 to {count}")
     return [verdicts[number] for number in range(1, count + 1)]
 
 
-def _reward(quality: float, verdicts: _Verdicts, swing: float) -> Reward:
+def _reward(quality: float, replies: _Reply, scores: Sequence[float], swing: float) -> Reward:
     """``swing`` is how much the judge prefers its favourite place to the one it likes least."""
-    scores, mean_scores = [verdict[0] for verdict in verdicts], [verdict[1] for verdict in verdicts]
-    components = {"score": sum(scores) / len(scores) / HIGHEST}
-    if len(verdicts) > 1:
-        components["spread"] = (max(mean_scores) - min(mean_scores)) / HIGHEST
-    if len(verdicts) > 2:
+    components = {"score": fmean(plain for (plain, _), _ in replies) / HIGHEST}
+    if len(scores) > 1:
+        components["spread"] = (max(scores) - min(scores)) / HIGHEST
+    if len(scores) > 2:
         components["place_swing"] = swing
-    reason = " / ".join(dict.fromkeys(verdict[2] for verdict in verdicts if verdict[2]))
+    reason = " / ".join(dict.fromkeys(explanation for _, explanation in replies if explanation))
     # an estimate may lie slightly beyond the scale; rounded: numerical noise must not break ties
     value = round(min(1.0, max(0.0, quality / HIGHEST)), 9)
     return Reward(value=value, components=components, reason=reason)

@@ -17,20 +17,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.judge import (
-    Judge,
-    JudgeConfig,
-    json_of,
-    means,
-    question,
-    shown_answer,
-    text_of,
-)
+from reward_hooks.judges.judge import TextJudge, Verdict, comparable, json_of, means, shown_answer, text_of
 from reward_hooks.judges.judge_client import Unparsable
 from swarm.concurrency import all_of
 from swarm.errors import HookError
@@ -41,21 +33,15 @@ _GETS: Mapping[str, float] = {"A": 1.0, "B": 0.0, "C": 0.5}
 _LETTER = re.compile(r"\W*([ABC])\W*")
 
 
-class PairwiseConfig(JudgeConfig):
-    """One pairwise judge."""
+class Pairwise(TextJudge):
+    """Compares answers in pairs; the reward is in [-1, 1]: wins minus losses, over the pairs of the answer."""
 
-    kind: Literal["pairwise"] = "pairwise"
+    name = "pairwise"
     explain: bool = False
     max_comparisons: int | None = Field(
         default=None, ge=1, description="pairs per group, two calls each; default: all pairs"
     )
     seed: int = Field(default=0, description="of the choice of pairs under max_comparisons")
-
-
-class Pairwise(Judge[PairwiseConfig]):
-    """Compares answers in pairs; the reward is in [-1, 1]: wins minus losses, over the pairs of the answer."""
-
-    name = "pairwise"
 
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
         """The net win rates."""
@@ -64,10 +50,7 @@ class Pairwise(Judge[PairwiseConfig]):
         shown = [shown_answer(answer) for answer in answers]
         pairs = self._pairs(shown)
         calls = [self._ask(task, *pair) for i, j in pairs for pair in ((shown[i], shown[j]), (shown[j], shown[i]))]
-        replies = await all_of(calls)
-        # what means and what plain verdicts give cannot be compared
-        plain = any(mean is None for _, mean in replies)
-        verdicts = [verdict if plain or mean is None else mean for verdict, mean in replies]
+        verdicts = comparable(await all_of(calls))
         met: list[list[tuple[float, float]]] = [[] for _ in answers]
         for (i, j), first, second in zip(pairs, verdicts[::2], verdicts[1::2], strict=True):
             # what an answer gets in the order with i first, and in the other
@@ -82,30 +65,29 @@ class Pairwise(Judge[PairwiseConfig]):
         """
         count = len(shown)
         every = count * (count - 1) // 2
-        most = every if self._config.max_comparisons is None else min(every, self._config.max_comparisons)
+        most = every if self.max_comparisons is None else min(every, self.max_comparisons)
         if most < math.ceil(count / 2):
             raise HookError(
                 f"max_comparisons {most} leaves some of {count} answers without any comparison; allow at least "
                 f"{math.ceil(count / 2)}",
                 code="judge_budget",
             )
-        drawn = sorted(range(count), key=lambda index: _draw(self._config.seed, shown[index]))
+        drawn = sorted(range(count), key=lambda index: _draw(self.seed, shown[index]))
         seats: list[int | None] = [*drawn]
         if count % 2:
             seats.append(None)
         return list(islice(_rounds(seats), most))
 
-    async def _ask(self, task: Task, first: str, second: str) -> tuple[float, float | None]:
-        """What the first of two answers gets, by the verdict and by its distribution, where the judge shows that."""
-        explanation, explained = self._config.explanation
+    async def _ask(self, task: Task, first: str, second: str) -> Verdict:
+        """What the first of two answers gets."""
+        explanation, explained = self.explanation
         ask = (
             "Which of the two answers is better? Reply with JSON only: "
             f'{{{explanation}"verdict": "A"}} for answer A, "B" for answer B, "C" if they are equally '
             "good."
         )
         fields = {**explained, "verdict": {"type": "string", "enum": list(_GETS)}}
-        body = question(self._config, task, [("A", first), ("B", second)], ask, fields)
-        return await self.client.chat(body, _read, kind="pairwise")
+        return await self.asked(task, [("A", first), ("B", second)], ask, fields, _read)
 
 
 def _reward(met: Sequence[tuple[float, float]]) -> Reward:
@@ -134,12 +116,12 @@ def _draw(seed: int, text: str) -> bytes:
     return hashlib.sha256(f"{seed}/{text}".encode(errors="replace")).digest()
 
 
-def _read(choice: Mapping[str, Any]) -> tuple[float, float | None]:
+def _read(choice: Mapping[str, Any]) -> Verdict:
     text = text_of(choice)
     if letter := _LETTER.fullmatch(text):
         return _GETS[letter[1]], None
     verdict = str(json_of(text).get("verdict")).strip().upper()
     if verdict not in _GETS:
         raise Unparsable(f"its verdict {verdict!r} is none of A, B and C")
-    distribution = means(choice, "verdict", _GETS, 1)
-    return _GETS[verdict], None if distribution is None else distribution[0]
+    [mean] = means(choice, "verdict", _GETS, 1) or [None]
+    return _GETS[verdict], mean

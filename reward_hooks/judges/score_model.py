@@ -11,15 +11,16 @@ see. Its numbers are passed on unchanged, on any scale; GRPO needs only the diff
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from reward_hooks.contract import Candidate, HookContext, Reward
-from reward_hooks.judges.judge import EndpointConfig, Judge, shown_answer, shown_task
+from reward_hooks.judges.judge import Judge, shown_answer, shown_task
 from reward_hooks.judges.judge_client import Unparsable
 from swarm.concurrency import all_of
 from swarm.errors import ConfigError
@@ -78,15 +79,20 @@ class JsonPath:
         raise ValueError(f"{self.text} leads nowhere at its step {number}, in {str(value)[:120]!r}")
 
 
-_SCORES = JsonPath("data[*].score")
-#: Parts of a body that stand for the whole group, so that one call scores all of it.
-_OF_THE_GROUP = "{answers}"
+#: The bodies of vLLM's own calls.
+_BODIES: dict[str, dict[str, Any]] = {
+    "score": {"text_1": "{prompt}", "text_2": "{answers}"},
+    "pooling": {"messages": "{messages}"},
+}
 
 
-class ScoreModelConfig(EndpointConfig):
-    """One reward model. ``endpoint.base_url`` is the server without the path, e.g. ``http://127.0.0.1:8000``."""
+class ScoreModel(Judge):
+    """Returns the model's numbers; one call per group if the endpoint takes all answers, else one per answer.
 
-    kind: Literal["score_model"] = "score_model"
+    ``endpoint.base_url`` is the server without the path, e.g. ``http://127.0.0.1:8000``.
+    """
+
+    name = "score_model"
     api: Literal["score", "pooling", "json"] = "score"
     route: str = Field(default="", description="path of the call; default: /score or /pooling")
     body: dict[str, Any] = Field(
@@ -102,58 +108,47 @@ class ScoreModelConfig(EndpointConfig):
             raise ValueError("api json needs body and path, the other apis have their own")
         if self.api == "json":
             many = JsonPath(self.path).many
-            if many != _has(self.body, _OF_THE_GROUP):
+            if many != _has(self.body, "{answers}"):
                 raise ValueError("a body with {answers} goes with a path that has [*], one with {answer} does not")
             if not many and not _has(self.body, "{answer}") and not _has(self.body, "{messages}"):
                 raise ValueError("body must hold {answer}, {answers} or {messages}: else every answer scores the same")
         return self
 
-
-class ScoreModel(Judge[ScoreModelConfig]):
-    """Returns the model's numbers; one call per group if the endpoint takes all answers, else one per answer."""
-
-    name = "score_model"
-
     async def judge(self, task: Task, answers: Sequence[Candidate], context: HookContext) -> list[Reward]:
         """The model's numbers."""
+        body = self.body or _BODIES[self.api]
         asked, texts = shown_task(task), [shown_answer(answer) for answer in answers]
-        match self._config.api:
-            case "score":
-                body = {"text_1": asked, "text_2": texts}
-                values = await self._call(body, lambda answer: _in_order(answer, len(texts)))
-            case "pooling":
-                bodies = [{"messages": _messages(task, answer)} for answer in answers]
-                values = [scores[0] for scores in await all_of([self._call(body, _pooled) for body in bodies])]
-            case "json":
-                values = await self._from_json(task, answers, asked, texts)
+        if _has(body, "{answers}"):
+            values = await self._numbers(_filled(body, {"prompt": asked, "answers": texts}), len(texts))
+        else:
+            bodies = [
+                _filled(body, {"prompt": asked, "answer": text, "messages": _messages(task, answer)})
+                for text, answer in zip(texts, answers, strict=True)
+            ]
+            values = [number for [number] in await all_of([self._numbers(each, 1) for each in bodies])]
         return [Reward(value=value) for value in values]
 
-    async def _from_json(
-        self, task: Task, answers: Sequence[Candidate], asked: str, texts: Sequence[str]
-    ) -> list[float]:
-        path = JsonPath(self._config.path)
+    async def _numbers(self, body: dict[str, Any], count: int) -> list[float]:
+        """The ``count`` numbers of the answer to one call."""
 
-        def read(answer: Any, count: int) -> list[float]:
-            numbers = path.numbers(answer)
+        def read(answer: Any) -> list[float]:
+            match self.api:
+                case "score":
+                    by_index = {entry["index"]: entry for entry in answer["data"]}
+                    numbers = JsonPath("[*].score").numbers([by_index[index] for index in range(len(by_index))])
+                case "pooling":
+                    # the one number, or a list of it per token, of which the last is the answer's
+                    pooled = answer["data"][0]["data"]
+                    numbers = JsonPath("[*]").numbers(pooled[-1] if isinstance(pooled[-1], list) else pooled)
+                case "json":
+                    numbers = JsonPath(self.path).numbers(answer)
             if len(numbers) != count:
-                raise Unparsable(f"{path.text} finds {len(numbers)} numbers for {count} answers")
+                raise Unparsable(f"it has {len(numbers)} numbers for {count} answers")
             return numbers
 
-        if path.many:
-            body = _filled(self._config.body, {"prompt": asked, "answers": list(texts)})
-            return await self._call(body, lambda answer: read(answer, len(texts)))
-        bodies = [
-            _filled(self._config.body, {"prompt": asked, "answer": text, "messages": _messages(task, answer)})
-            for text, answer in zip(texts, answers, strict=True)
-        ]
-        lists = await all_of([self._call(body, lambda answer: read(answer, 1)) for body in bodies])
-        return [scores[0] for scores in lists]
-
-    async def _call(self, body: dict[str, Any], read: Callable[[Any], list[float]]) -> list[float]:
-        config = self._config
-        route = config.route or {"score": "/score", "pooling": "/pooling", "json": ""}[config.api]
-        url = config.endpoint.base_url.rstrip("/") + route
-        return await self.client.post(url, body, read, kind=f"{config.api} {config.path}")
+        route = self.route or ("" if self.api == "json" else f"/{self.api}")
+        url = self.endpoint.base_url.rstrip("/") + route
+        return await self.client.post(url, body, read, kind=f"{self.api} {self.path}")
 
 
 def _messages(task: Task, candidate: Candidate) -> list[dict[str, Any]]:
@@ -162,36 +157,8 @@ def _messages(task: Task, candidate: Candidate) -> list[dict[str, Any]]:
     return [*asked, {**candidate.message, "role": "assistant"}]
 
 
-def _in_order(answer: Any, count: int) -> list[float]:
-    """The scores by their ``index``."""
-    listed: Any = answer.get("data")
-    if not isinstance(listed, list) or len(cast("list[Any]", listed)) != count:
-        raise Unparsable(f"it has not one score for each of the {count} answers")
-    entries = sorted(cast("list[dict[str, Any]]", listed), key=lambda entry: entry["index"])
-    if [entry["index"] for entry in entries] != list(range(count)):
-        raise Unparsable("the indices of its scores are not those of the answers")
-    return _SCORES.numbers({"data": entries})
-
-
-def _pooled(answer: Any) -> list[float]:
-    """The one number of a reward model, or its value for the last token.
-
-    Raises:
-        Unparsable: several numbers for one token, as an embedding has.
-    """
-    value: Any = answer["data"][0]["data"]
-    if isinstance(value, list) and value and isinstance(value[-1], list):  # a list per token
-        value = cast("list[Any]", value)[-1]
-    if not isinstance(value, list) or len(cast("list[Any]", value)) != 1:
-        raise Unparsable("it has no single number for the last token; is it a reward model?")
-    return JsonPath("[0]").numbers(value)
-
-
-def _has(value: object, placeholder: str) -> bool:
-    if isinstance(value, str):
-        return placeholder in value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_has(member, placeholder) for member in cast("Sequence[object]", inner))
+def _has(body: Mapping[str, Any], placeholder: str) -> bool:
+    return placeholder in json.dumps(body, default=str)
 
 
 def _filled(value: Any, parts: Mapping[str, Any]) -> Any:

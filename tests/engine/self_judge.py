@@ -24,10 +24,10 @@ import asyncio
 import httpx
 
 from reward_hooks import Reward
-from reward_hooks.judges import make_pointwise
+from reward_hooks.judges.pointwise import Pointwise
 
 SWARM, HELD = {swarm!r}, {held}
-judge = make_pointwise(
+judge = Pointwise(
     explain=False,
     max_tokens={tokens},
     endpoint={{

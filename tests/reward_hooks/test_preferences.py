@@ -92,4 +92,4 @@ def test_the_set_covers_every_built_in_without_a_model() -> None:
     assert len(MAKERS) * GROUPS >= 200
     unlabelled = set(BUILT_IN) - set(MAKERS)
     # judges and reward models have tests of their own
-    assert all(BUILT_IN[name].startswith("reward_hooks.judges:") for name in unlabelled)
+    assert all(BUILT_IN[name].startswith("reward_hooks.judges.") for name in unlabelled)

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from reward_hooks import Candidate, Task
 from reward_hooks.judges.judge import DIGITS, json_of, means, score_of, shortened, shown_answer, shown_task
 from reward_hooks.judges.judge_client import Unparsable
-from reward_hooks.judges.pairwise import Pairwise, PairwiseConfig
+from reward_hooks.judges.pairwise import Pairwise
 from swarm.errors import HookError
 from tests.reward_hooks.judges.conftest import OpenJudge
 from tests.reward_hooks.judges.scripted import TASK, ScriptedJudge, answer, answers, completion, context
@@ -126,8 +126,12 @@ async def test_too_few_comparisons_are_an_error_and_no_guess(scripted: ScriptedJ
 @given(st.integers(2, 12), st.integers(0, 70), st.integers(0, 5))
 def test_pairs_are_distinct_and_evenly_spread(count: int, surplus: int, seed: int) -> None:
     most = (count + 1) // 2 + surplus
-    settings = {"endpoint": {"base_url": "http://127.0.0.1:9/v1"}, "max_comparisons": most, "seed": seed}
-    judge = Pairwise(PairwiseConfig.model_validate(settings))
+    settings: dict[str, Any] = {
+        "max_comparisons": most,
+        "seed": seed,
+        "endpoint": {"base_url": "http://127.0.0.1:9/v1"},
+    }
+    judge = Pairwise(**settings)
     pairs = judge._pairs([f"text {index}" for index in range(count)])  # pyright: ignore[reportPrivateUsage]
     assert len({frozenset(pair) for pair in pairs}) == len(pairs) == min(most, count * (count - 1) // 2)
     met = [sum(index in pair for pair in pairs) for index in range(count)]
