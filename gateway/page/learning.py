@@ -11,6 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.observability.scrubbing import without_credentials
@@ -30,81 +31,84 @@ _SECONDS = 8.0
 _MOST_STEPS, _MOST_WARNINGS = 500, 5
 
 
+@dataclass
+class _Server:
+    """What is known of a swarm server: ``status`` is of ``at``, in Unix seconds, and ``silence`` says why it is no
+    newer."""
+
+    status: ServerStatus | None = None
+    at: float | None = None
+    silence: str = ""
+    asked: float = -math.inf
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Servers:
     """The latest statuses of swarm servers, by address."""
 
     def __init__(self) -> None:
-        self._answers: dict[str, dict[str, Any]] = {}
-        self._statuses: dict[str, ServerStatus] = {}
-        self._asked: dict[str, float] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._servers: defaultdict[str, _Server] = defaultdict(_Server)
 
     def forget(self) -> None:
         """Ask all servers anew for the next page."""
-        self._asked.clear()
+        for server in self._servers.values():
+            server.asked = -math.inf
 
     async def learning(self, gateway: Gateway, caller: Caller) -> dict[str, Any]:
         """Each server's steps and evaluations, and each route's hooks and waits; those that the caller's key opens."""
         with gateway.routes.table.held() as table:
             routes = [route for route in table.routes if caller.opens(route.name)]
             swarms = dict.fromkeys(route.swarm for route in routes if route.swarm is not None)
-            answers = await asyncio.gather(*(self._ask(swarm) for swarm in swarms))
+            servers = await asyncio.gather(*(self._ask(swarm) for swarm in swarms))
             controls = {route.swarm.url for route in routes if route.swarm and route.settings.control == "shuffle"}
             return {
                 "at": time.time(),
                 "servers": [
-                    _opened(answer, caller)
-                    | {"control": answer["url"] in controls, "learning": self._sentence(answer["url"], controls)}
-                    | {"url": without_credentials(answer["url"])}
-                    for answer in answers
+                    _learnt(server, caller)
+                    | {"control": swarm.url in controls, "learning": self._sentence(server, controls)}
+                    | {"url": without_credentials(swarm.url)}
+                    for swarm, server in zip(swarms, servers, strict=True)
                 ],
                 "routes": [_route(route) for route in routes],
                 "waits": _waits(gateway, {route.name for route in routes}),
             }
 
-    def _sentence(self, url: str, controls: set[str]) -> str:
+    def _sentence(self, server: _Server, controls: set[str]) -> str:
         """Whether the run of a server learns, beside the first of the ``controls``."""
-        if (status := self._statuses.get(url)) is None:
+        if (status := server.status) is None:
             return ""
-        chance = [rewards_of(self._statuses[other].steps) for other in sorted(controls) if other in self._statuses]
-        measured = (status.steps, status.evaluations, status.alarms)
-        return learning_of(*measured, control=chance[0] if chance else None)
+        others = [self._servers[other].status for other in sorted(controls)]
+        chance = [rewards_of(other.steps) for other in others if other is not None]
+        return learning_of(status.steps, status.evaluations, status.alarms, control=chance[0] if chance else None)
 
-    async def _ask(self, swarm: Swarm) -> dict[str, Any]:
-        async with self._locks[swarm.url]:
-            now = time.monotonic()
-            if now - self._asked.get(swarm.url, -math.inf) > _AGE:
-                self._asked[swarm.url] = now
-                answer = self._answers.get(swarm.url, {"at": None, "steps": [], "evaluations": [], "warnings": []})
+    async def _ask(self, swarm: Swarm) -> _Server:
+        server = self._servers[swarm.url]
+        async with server.lock:
+            if time.monotonic() - server.asked > _AGE:
+                server.asked = time.monotonic()
                 try:
                     async with asyncio.timeout(_SECONDS):
-                        status = self._statuses[swarm.url] = await swarm.client.status(episodes=0)
-                        answer = _learnt(status)
+                        server.status = await swarm.client.status(episodes=0)
+                    server.at, server.silence = time.time(), ""
                 except TimeoutError:
-                    answer = {**answer, "problem": f"the swarm server has not answered within {_SECONDS:g} s"}
+                    server.silence = f"the swarm server has not answered within {_SECONDS:g} s"
                 except SwarmGatewayError as exc:
-                    answer = {**answer, "problem": exc.message}
-                self._answers[swarm.url] = answer
-            return {"url": swarm.url, **self._answers[swarm.url]}
+                    server.silence = exc.message
+        return server
 
 
-def _opened(answer: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """``answer`` with the challengers of the caller's routes alone."""
-    own = {
-        name: [stage for stage in answer.get(name, ()) if caller.opens(stage["route"])]
-        for name in ("stages", "comparisons")
-    }
-    return {**answer, **own}
-
-
-def _learnt(status: ServerStatus) -> dict[str, Any]:
+def _learnt(server: _Server, caller: Caller) -> dict[str, Any]:
+    """What a page shows of a server, with the challengers of the caller's routes alone."""
+    if (status := server.status) is None:
+        return {"at": None, "problem": server.silence, "steps": []}
     names = {"reward": REWARD, "groups": TASKS, "signal": TASKS_WITH_SIGNAL}
+    failure = status.engine_failure.reason if status.engine_failure is not None else ""
     return {
-        "at": time.time(),
+        "at": server.at,
         "doing": DOING[status.engine.engine_status],
         "step": status.engine.global_step,
         "model": status.model,
-        "problem": status.engine_failure.reason if status.engine_failure is not None else "",
+        "problem": server.silence or failure,
         "warnings": status.warnings[-_MOST_WARNINGS:],
         "steps": [
             {"step": step.step, "error": _error(step.metrics)}
@@ -112,7 +116,7 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
             for step in line_of(status.steps)[-_MOST_STEPS:]
         ],
         "evaluations": [
-            {"step": evaluation.step, "episodes": evaluation.episodes, "reward": reward}
+            {"step": evaluation.step, "reward": reward}
             for evaluation in finished(status.evaluations)[-_MOST_STEPS:]
             if (reward := evaluation.metrics.get(EVAL_REWARD)) is not None
         ],
@@ -120,8 +124,9 @@ def _learnt(status: ServerStatus) -> dict[str, Any]:
             {"label": stage.label, "next": stage.rules.after(stage.share) if stage.share < 1 else None}
             | stage.model_dump(mode="json", exclude={"rules", "salt"})
             for stage in status.stages
+            if caller.opens(stage.route)
         ],
-        "comparisons": [comparison.model_dump(mode="json") for comparison in status.comparisons],
+        "comparisons": [each.model_dump(mode="json") for each in status.comparisons if caller.opens(each.route)],
     }
 
 
@@ -137,48 +142,36 @@ def _route(route: Route) -> dict[str, Any]:
     stats, serve = route.stats, route.settings.serve
     return {
         "name": route.name,
-        "models": route.all_names,
         "server": route.swarm and without_credentials(route.swarm.url),
         "stage": serve and serve.stage,
-        "policy": route.settings.policy,
-        "window": route.settings.feedback_window_seconds,
         "requests": stats.requests,
         "trained": stats.groups.trained,
-        "dropped": dict(stats.groups.dropped),
         "recent": stats.recent.model_dump(),
         "hook_failures": dict(stats.hook_failures),
         "hook_errors": dict(stats.hook_errors),
     }
 
 
-def _waits(gateway: Gateway, routes: set[str]) -> dict[str, dict[str, Any]]:
+def _waits(gateway: Gateway, routes: set[str]) -> dict[str, dict[str, float]]:
     """How long requests took since the start, in seconds, by route: the median and the 95th percentile."""
     buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for family in gateway.telemetry.metrics.registry.collect():
-        if family.name != "gateway_request_seconds":
-            continue
-        for sample in family.samples:
+        for sample in family.samples if family.name == "gateway_request_seconds" else ():
             route = sample.labels.get("route", "")
             if sample.name.endswith("_bucket") and route in routes and sample.labels.get("policy"):
                 buckets[route][float(sample.labels["le"])] += sample.value
     return {
-        route: {
-            "requests": int(counts[math.inf]),
-            "half": _quantile(counts, 0.5),
-            "most": _quantile(counts, 0.95),
-        }
+        route: {"half": _quantile(counts, 0.5), "most": _quantile(counts, 0.95)}
         for route, counts in buckets.items()
         if counts[math.inf]
     }
 
 
-def _quantile(counts: dict[float, float], share: float) -> float:
+def _quantile(counts: Mapping[float, float], share: float) -> float:
     """From cumulative counts by upper bound; linear within a bucket, as Prometheus does it."""
     wanted, low, below = share * counts[math.inf], 0.0, 0.0
     for bound in sorted(counts):
         if counts[bound] >= wanted:
-            if math.isinf(bound) or counts[bound] == below:
-                return low
-            return low + (bound - low) * (wanted - below) / (counts[bound] - below)
+            return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / (counts[bound] - below)
         low, below = bound, counts[bound]
     return low
