@@ -1,8 +1,7 @@
 """Moves of a challenger by who looks at the page: promoted, rolled back, pinned, each with a reason that is kept; keys
 and sessions that opt out; and what is kept of a person, for who has an admin key.
 
-Invariant: the audit log of the swarm server, or of the keys, gets to know who did it by the label of the key. A gateway
-without keys lends nobody its token: whoever reaches it may be anybody on this machine.
+Invariant: the audit log of the swarm server, or of the keys, gets to know who did it by the label of the key.
 """
 
 from __future__ import annotations
@@ -46,18 +45,14 @@ class GivenRefusal(BaseModel):
     session: str = Field(default="", max_length=500)
 
 
-async def move(gateway: Gateway, visitor: Visitor, wanted: GivenMove, *, keyless: bool) -> PolicyStatus:
+async def move(gateway: Gateway, visitor: Visitor, wanted: GivenMove) -> PolicyStatus:
     """Have the route's swarm server move its challenger.
 
     Raises:
-        ForbiddenError: the gateway has no keys, or its token may not.
+        ForbiddenError: the gateway's token may not.
         NotFoundError: no such route is open to the visitor.
         ConflictError: the stage has moved since, or cannot be moved there.
     """
-    if keyless:
-        raise ForbiddenError(
-            "a gateway without keys lends nobody its token: use `swarm-gateway policies`", code="keyless"
-        )
     with gateway.routes.table.held() as table:
         opened = [
             route for route in table.routes if route.name == wanted.route and visitor.holder.caller.opens(route.name)
@@ -79,11 +74,9 @@ async def opt_out(request: Request, visitor: Visitor, wanted: GivenRefusal, keys
     """Keep and train nothing more of a key or a session; says whether that is new.
 
     Raises:
-        ForbiddenError: the gateway has no keys, or the visitor's key is for some routes: a no holds on all.
+        ForbiddenError: the visitor's key is for some routes: a no holds on all.
         SwarmGatewayError: as of :meth:`KeyRing.opt_out`.
     """
-    if keys.open:
-        raise ForbiddenError("a gateway without keys does not know who opts out whom", code="keyless")
     if visitor.holder.caller.routes is not None:
         raise ForbiddenError("your key is for some routes, and a no holds on all of them", code="key_limited")
     new = await keys.opt_out(wanted.key, wanted.session)

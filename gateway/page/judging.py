@@ -33,7 +33,6 @@ from swarm.types import Model, Notes
 
 logger = logging.getLogger(__name__)
 
-_CONFIDENCE = 0.95
 #: What a line must have, and what says whose data it is.
 _WHOLE = {"group", "who", "route", "pick", "hook_best", "answers"}
 _NAMES = ("request_id", "key", "session", "user")
@@ -133,7 +132,7 @@ class Judgements:
             groups[entry["group"]].append(entry)
         hits = sum(fmean(entry["pick"] in entry["hook_best"] for entry in of) for of in groups.values())
         chance = sum(fmean(len(entry["hook_best"]) / entry["answers"] for entry in of) for of in groups.values())
-        share, low, high = wilson_interval(hits, len(groups), _CONFIDENCE)
+        share, low, high = wilson_interval(hits, len(groups), 0.95)
         return {
             "judged": len(judged),
             "compared": len(groups),

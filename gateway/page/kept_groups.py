@@ -14,6 +14,7 @@ from typing import Any
 
 from adapters.dialects.jsons import encode
 from gateway.observability.scrubbing import text_without_secrets, without_secrets
+from gateway.page.stream import Events
 from gateway.sessions.conversation import DeliveredTurn
 from gateway.sessions.watching import GroupWatcher, WatchedGroup
 from gateway.types import Caller
@@ -25,8 +26,8 @@ from swarm.types import Notes
 #: Characters of a prompt in a row, and of one text that is kept.
 _ROW_TEXT, MOST_TEXT = 200, 64 * 1024
 #: What only the whole of a group has.
-_IN_WHOLE = ("prompt", "tools", "session", "request_id", "signals")
-#: Bytes of a group beside its texts.
+_IN_WHOLE = ("prompt", "tools", "session", "signals")
+#: Bytes of a group beside what the page shows of it.
 _OVERHEAD = 2000
 
 
@@ -60,7 +61,6 @@ class KeptGroup:
     route: str
     key: str
     session: str
-    request_id: str
     notes: Notes
     prompt: list[Any]
     tools: int
@@ -139,7 +139,6 @@ class KeptGroup:
             **self.row(),
             **{name: getattr(self, name) for name in _IN_WHOLE},
             "hook": self.notes.hook,
-            "code": self.notes.code,
             "judgements": self.picks,
             "answers": [vars(answer) for answer in self.answers.values()],
         }
@@ -150,30 +149,18 @@ class KeptGroups(GroupWatcher):
 
     Args:
         max_bytes: of all of them together.
-        changed: called with each group that is new or has changed.
-        forgotten: called when groups were forgotten that may not be kept.
+        events: get the row of each group that is new or has changed.
         erase: deletes the judgements whose notes fit; how many there were.
     """
 
     def __init__(
-        self,
-        max_bytes: int,
-        changed: Callable[[KeptGroup], None],
-        forgotten: Callable[[], None],
-        erase: Callable[[Callable[[Notes], bool]], Awaitable[int]],
+        self, max_bytes: int, events: Events, erase: Callable[[Callable[[Notes], bool]], Awaitable[int]]
     ) -> None:
         self._max_bytes = max_bytes
-        self._changed = changed
-        self._forgotten = forgotten
+        self._events = events
         self._erase = erase
         self._groups: OrderedDict[str, KeptGroup] = OrderedDict()
         self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __contains__(self, group_id: str) -> bool:
-        return group_id in self._groups
 
     def judged(self, group: WatchedGroup) -> None:
         kept = self._groups.get(group.group_id)
@@ -231,7 +218,10 @@ class KeptGroups(GroupWatcher):
         for kept in gone:
             kept.erased = True
             self.bytes -= self._groups.pop(kept.id).size
-            self._forgotten()
+        self._events.forget()
+
+    def _changed(self, kept: KeptGroup) -> None:
+        self._events.add(kept.id, kept.route, kept.row())
 
     def group(self, group_id: str, caller: Caller) -> KeptGroup:
         """The group of this id.
@@ -255,10 +245,7 @@ class KeptGroups(GroupWatcher):
         """Weigh a group that has changed, and pass it on; the oldest groups leave."""
         if self._groups.get(kept.id) is not kept:
             return
-        size = _OVERHEAD + len(encode(kept.prompt)) + len(encode(kept.picks))
-        for answer in kept.answers.values():
-            size += _OVERHEAD // 4 + len(str(answer.tool_calls)) + len(str(answer.components))
-            size += len(answer.text) + len(answer.reasoning) + len(answer.reason)
+        size = _OVERHEAD + len(encode(kept.whole()))
         self.bytes += size - kept.size
         kept.size = size
         while self.bytes > self._max_bytes and len(self._groups) > 1:
@@ -276,7 +263,6 @@ def _kept(group: WatchedGroup) -> KeptGroup:
         route=group.route,
         key=caller.label or caller.key_id,
         session=group.session,
-        request_id=group.incoming.request_id,
         notes=group.notes,
         prompt=[_cut(without_secrets(message)) for message in call.messages],
         tools=len(call.body.get("tools") or ()),

@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -25,14 +25,14 @@ from gateway.keys.ring import KeyRing
 from gateway.keys.store import PageScope
 from gateway.page.deciding import GivenMove, GivenRefusal, ask_data, move, opt_out
 from gateway.page.judging import GivenJudgement, Judgements
-from gateway.page.kept_groups import KeptGroup, KeptGroups
+from gateway.page.kept_groups import KeptGroups
 from gateway.page.learning import Servers
 from gateway.page.login import Logins, Visitor, refuse_foreign
-from gateway.page.selection import VIEWS, select
+from gateway.page.selection import VIEWS, GroupQuery, select
 from gateway.page.stream import Events
 from gateway.runtime import Gateway
 from gateway.types import Caller
-from swarm.errors import NotFoundError, RequestError, UnavailableError
+from swarm.errors import ForbiddenError, NotFoundError, RequestError, UnavailableError
 from swarm.http.asgi import read_body
 from swarm.validation import describe_validation
 
@@ -50,7 +50,8 @@ _HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 #: Rows of one answer.
-_ROWS, _MOST_ROWS = 100, 500
+_MOST_ROWS = 500
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Answer = Callable[[Request, Visitor], Awaitable[Any]]
 
 
@@ -83,7 +84,7 @@ class WebPage:
         self._keys = keys
         self._events = Events()
         self._judgements = Judgements(config.judgements)
-        self.watcher = KeptGroups(config.max_bytes, self._changed, self._forgotten, self._judgements.erase)
+        self.watcher = KeptGroups(config.max_bytes, self._events, self._judgements.erase)
         self._servers = Servers()
         self.routes: Sequence[BaseRoute] = [
             *(
@@ -110,15 +111,13 @@ class WebPage:
             Route("/ui/{path:path}", _nothing, include_in_schema=False),
         ]
 
-    def _changed(self, group: KeptGroup) -> None:
-        self._events.add(group.id, group.route, group.row())
-
-    def _forgotten(self) -> None:
-        self._events.forget(lambda group_id: group_id not in self.watcher)
-
     def _json(self, path: str, method: str, scope: PageScope, answer: Answer) -> Route:
         async def endpoint(request: Request) -> Response:
-            return _json(await answer(request, self._logins.visitor(request, scope)))
+            visitor = self._logins.visitor(request, scope)
+            if scope == "decide" and self._keys.open:
+                # whoever reaches it may be anybody on this machine
+                raise ForbiddenError("a gateway without keys does not know who decides", code="keyless")
+            return _json(await answer(request, visitor))
 
         return Route(f"/ui/api{path}", endpoint, methods=[method], include_in_schema=False)
 
@@ -143,21 +142,17 @@ class WebPage:
         return {**me, "keyless": self._keys.open, "routes": routes}
 
     async def _list(self, request: Request, visitor: Visitor) -> Any:
-        query = request.query_params
-        view = query.get("view", "newest")
-        if view not in VIEWS:
-            raise RequestError(f"there is no view {view[:40]!r}; use one of {', '.join(VIEWS)}", param="view")
-        caller, policy = visitor.holder.caller, _number(query.get("policy"), "policy")
-        limit = min(_number(query.get("limit"), "limit") or _ROWS, _MOST_ROWS)
-        names = {name: query.get(name, "")[:200] for name in ("words", "route", "key")}
+        query = _validated(GroupQuery.model_validate, dict(request.query_params), "the query")
+        if query.view not in VIEWS:
+            raise RequestError(f"there is no view {query.view[:40]!r}; use one of {', '.join(VIEWS)}", param="view")
         await self._keys.audit_read(visitor.name, "groups read")
         at, last = time.time(), self._events.latest
-        everything = self.watcher.opened(caller)
-        groups = await select(everything, view, policy=policy, **names)
+        everything = self.watcher.opened(visitor.holder.caller)
+        groups = await select(everything, query)
         return {
             "at": at,
             "last": last,
-            "groups": [group.row() for group in groups[:limit]],
+            "groups": [group.row() for group in groups[: min(query.limit, _MOST_ROWS)]],
             "fitting": len(groups),
             "all": len(everything),
             "keys": sorted({group.key for group in everything if group.key}),
@@ -168,7 +163,7 @@ class WebPage:
     async def _show(self, request: Request, visitor: Visitor) -> Any:
         group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
         await self._keys.audit_read(visitor.name, f"group {group.id} read")
-        return {"at": time.time(), "me": visitor.name, "last": self._events.latest, **group.whole()}
+        return {"last": self._events.latest, **group.whole()}
 
     async def _judge(self, request: Request, visitor: Visitor) -> Any:
         gateway: Gateway = request.state.gateway
@@ -191,7 +186,7 @@ class WebPage:
         return {**answer, "agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _move(self, request: Request, visitor: Visitor) -> Any:
-        done = await move(request.state.gateway, visitor, await _body(request, GivenMove), keyless=self._keys.open)
+        done = await move(request.state.gateway, visitor, await _body(request, GivenMove))
         self._servers.forget()
         return done.model_dump(mode="json")
 
@@ -228,19 +223,15 @@ def _json(content: Any) -> Response:
     return Response(encode(content), headers=headers, media_type="application/json")
 
 
-async def _body(request: Request, model: type[Any]) -> Any:
+async def _body(request: Request, model: type[ModelT]) -> ModelT:
+    return _validated(model.model_validate_json, bytes(await read_body(request.receive)) or b"{}", "the body")
+
+
+def _validated(validate: Callable[[Any], ModelT], data: Any, where: str) -> ModelT:
     try:
-        return model.model_validate_json(bytes(await read_body(request.receive)) or b"{}")
+        return validate(data)
     except ValidationError as exc:
-        raise RequestError(describe_validation(exc, "the body").message) from exc
-
-
-def _number(text: str | None, name: str) -> int | None:
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise RequestError(f"{name} must be a number", param=name)
-    return int(text)
+        raise RequestError(describe_validation(exc, where).message) from exc
 
 
 def _file(path: Path) -> Callable[[Request], Awaitable[Response]]:

@@ -1,65 +1,63 @@
 """One stream of events for each open page: server-sent events that go on where a page lost them.
 
-Invariant: the buffer is bounded. A page that missed more events than the buffer holds gets an event that has the page
-read everything anew. Every wait has a deadline, and a stream ends after :data:`STREAM_SECONDS`, and says so: the page
-then opens the next.
+Invariant: the rows that are kept are bounded. A page that missed more than these gets an event that has the page read
+everything anew. Every wait has a deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections import deque
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 from adapters.dialects.jsons import encode
 from gateway.types import Caller
-from swarm.concurrency import Signal
+from swarm.concurrency import Latest, Signal
 from swarm.errors import SwarmGatewayError
 
-STREAM_SECONDS = 300.0
 #: Longest silence, so that a dead connection is noticed.
 _SILENCE = 15.0
 #: Time in which changes are collected, so that a busy gateway does not redraw pages all the time.
 _COLLECTING = 0.3
 #: How often a stream looks whether its page may still look, and whether the server is being stopped.
 _GLANCE = 2.0
-_MOST_EVENTS = 2000
-RETRY = b"retry: 2000\n\n"
+_MOST_ROWS = 2000
 
 
 class Events:
-    """What happened lately: numbered rows, each of one group; of one group the last counts."""
+    """The last row of each group, by the number of its event. Numbers grow from one start of the gateway to the
+    next."""
 
     def __init__(self) -> None:
-        self._epoch = secrets.token_hex(4)
-        self._number = 0
-        self._events: deque[tuple[int, str, str, dict[str, Any]]] = deque(maxlen=_MOST_EVENTS)
+        #: of the last event, and of the last that a page may have missed for good
+        self._number = self._lost = time.time_ns()
+        self._rows = Latest[str, tuple[int, str, dict[str, Any]]](_MOST_ROWS)
         self._changed = Signal()
 
     def add(self, group_id: str, route: str, row: dict[str, Any]) -> None:
         """Pass a row on to all pages."""
+        if len(self._rows) == _MOST_ROWS and group_id not in self._rows:
+            self._lost, _, _ = next(iter(self._rows.values()))
         self._number += 1
-        self._events.append((self._number, group_id, route, row))
+        self._rows[group_id] = self._number, route, row
         self._changed.notify()
 
-    def forget(self, gone: Callable[[str], bool]) -> None:
-        """Drop the rows of the groups that are ``gone``, by their id; all pages read everything anew."""
-        kept = [event for event in self._events if not gone(event[1])]
-        self._events = deque(kept, maxlen=_MOST_EVENTS)
-        self._epoch = secrets.token_hex(4)
+    def forget(self) -> None:
+        """Drop all rows; all pages read everything anew."""
+        self._rows.clear()
+        self._number += 1
+        self._lost = self._number
         self._changed.notify()
 
     @property
     def latest(self) -> str:
         """The id of the last event."""
-        return f"{self._epoch}-{self._number}"
+        return str(self._number)
 
-    async def follow(
-        self, look: Callable[[], Caller], last_id: str, seconds: float = STREAM_SECONDS
-    ) -> AsyncIterator[bytes]:
+    async def follow(self, look: Callable[[], Caller], last_id: str) -> AsyncIterator[bytes]:
         """The bytes of a stream.
 
         Args:
@@ -67,29 +65,25 @@ class Events:
             last_id: of the last event that the page got; empty: it begins with the present.
         """
         loop = asyncio.get_running_loop()
-        until, spoke = loop.time() + seconds, loop.time()
-        yield RETRY
-        number, epoch = self._resumed(last_id), self._epoch
-        if number is None:
-            number = self._number
-            yield _event(self.latest, "reset", {})
-        else:
-            yield _event(f"{epoch}-{number}", "hello", {})
-        while loop.time() < until:
+        spoke = loop.time()
+        last_id = last_id or self.latest
+        number = int(last_id) if last_id.isascii() and last_id.isdigit() and len(last_id) < 30 else 0
+        yield b"retry: 2000\n\n" + _event(number, "hello", {})
+        while True:
             try:
                 caller = look()
             except SwarmGatewayError as exc:
-                yield _event("", "bye", {"why": exc.message})
+                yield _event(0, "bye", {"why": exc.message})
                 return
-            if epoch != self._epoch:
-                number, epoch = self._number, self._epoch
-                yield _event(self.latest, "reset", {})
-            rows = self._since(number, caller)
+            if not self._lost <= number <= self._number:
+                number = self._number
+                yield _event(number, "reset", {})
             if number != self._number:
+                rows = self._since(number, caller)
                 number = self._number
                 if rows:
                     # each its own id: the connection may be cut between two
-                    yield b"".join(_event(f"{epoch}-{event}", "group", row) for event, row in rows)
+                    yield b"".join(_event(event, "group", row) for event, row in rows)
                     spoke = loop.time()
                 await asyncio.sleep(_COLLECTING)
                 continue
@@ -99,29 +93,12 @@ class Events:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_GLANCE):
                     await self._changed.wait()
-        yield _event("", "over", {})
-
-    def _resumed(self, last_id: str) -> int | None:
-        """The number from which to go on; ``None``: events in between are gone."""
-        if not last_id:
-            return self._number
-        epoch, _, text = last_id.partition("-")
-        if epoch != self._epoch or not (text.isascii() and text.isdigit()) or len(text) > 18:
-            return None
-        number = int(text)
-        first = self._events[0][0] if self._events else self._number + 1
-        return number if first - 1 <= number <= self._number else None
 
     def _since(self, number: int, caller: Caller) -> list[tuple[int, dict[str, Any]]]:
-        rows: dict[str, tuple[int, dict[str, Any]]] = {}
-        for event, group_id, route, row in reversed(self._events):
-            if event <= number:
-                break
-            if caller.opens(route):
-                rows.setdefault(group_id, (event, row))
-        return list(reversed(rows.values()))
+        newer = takewhile(lambda kept: kept[0] > number, reversed(self._rows.values()))
+        return [(event, row) for event, route, row in newer if caller.opens(route)][::-1]
 
 
-def _event(event_id: str, kind: str, data: dict[str, Any]) -> bytes:
+def _event(event_id: int, kind: str, data: dict[str, Any]) -> bytes:
     head = f"id: {event_id}\n" if event_id else ""
     return f"{head}event: {kind}\n".encode() + b"data: " + encode(data) + b"\n\n"

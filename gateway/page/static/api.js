@@ -62,53 +62,44 @@ export async function ask(path, method = "GET", body = undefined, most = SECONDS
 
 const tellSlow = () => listeners.slow(Math.max(0, ...late.values()));
 
-/** The stream of events. The browser opens it again by itself and says what it got last.
+/** The stream of events, from `last` on. The browser opens it again by itself and says what it got last.
  * @param {{live: () => void, gone: () => void, group: (row: any) => void, reset: () => void}} does */
 export function stream(last, does) {
-  const source = new EventSource(`/ui/api/events?last=${encodeURIComponent(last)}`);
-  let timer = 0;
+  let source, timer;
   let backoff = 2000;
-  let closed = false;
-  const alive = () => {
-    backoff = 2000;
-    does.live();
+  const close = () => {
+    clearTimeout(timer);
+    timer = 0;
+    source?.close();
   };
-  source.onopen = alive;
-  source.addEventListener("hello", alive);
-  source.addEventListener("group", (event) => {
-    last = event.lastEventId;
-    does.group(JSON.parse(event.data));
-  });
-  source.addEventListener("reset", (event) => {
-    last = event.lastEventId;
-    does.reset();
-  });
-  source.addEventListener("bye", () => (source.close(), broken()));
-  let next = null;
-  // its time is over, and nothing is wrong
-  source.addEventListener("over", (event) => (source.close(), (next = stream(event.lastEventId, does))));
+  const open = () => {
+    close();
+    source = new EventSource(`/ui/api/events?last=${encodeURIComponent(last)}`);
+    source.onopen = () => {
+      backoff = 2000;
+      does.live();
+    };
+    source.onerror = broken;
+    source.addEventListener("bye", () => (source.close(), broken()));
+    for (const kind of ["group", "reset"])
+      source.addEventListener(kind, (event) => {
+        last = event.lastEventId;
+        does[kind](JSON.parse(event.data));
+      });
+  };
   // a refusal closes it for good: ask why, and try again later and later
   const broken = () => {
     does.gone();
     if (source.readyState !== EventSource.CLOSED || timer) return;
     timer = setTimeout(async () => {
-      timer = 0;
       const failure = await ask("/me").then(() => null, (failure) => failure);
-      if (closed || failure?.status === 401) return;
-      if (!failure) return void (next = stream(last, does));
+      if (!timer || failure?.status === 401) return;
+      if (!failure) return open();
+      timer = 0;
       backoff = Math.min(30_000, backoff * 1.5);
       broken();
     }, backoff);
   };
-  source.onerror = broken;
-  return {
-    /** The id of the last event. */
-    last: () => next?.last() ?? last,
-    close() {
-      closed = true;
-      clearTimeout(timer);
-      source.close();
-      next?.close();
-    },
-  };
+  open();
+  return { open, close };
 }

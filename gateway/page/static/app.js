@@ -180,13 +180,9 @@ on("slow", (seconds) => {
 // what was asked at once is refused at once: a form that somebody writes into stays
 on("login", (message) => document.querySelector("form.login") ?? login(message));
 // a browser has six connections to one gateway: a tab that nobody sees holds none
-let left = null;
 document.addEventListener("visibilitychange", () => {
-  if (document.hidden && events) {
-    left = events.last();
-    events.close();
-    events = null;
-  } else if (!document.hidden && app.me && !events) app.follow(left ?? "");
+  if (document.hidden) events?.close();
+  else events?.open();
   tick();
 });
 addEventListener("hashchange", () => open());

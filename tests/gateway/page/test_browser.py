@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from starlette.responses import Response
 
 from gateway.keys.store import KeyFile
-from gateway.page.stream import Events
 from swarm.server.journal.erasure import note_export
 from tests.gateway.conftest import CHAT, OpenGateway, gateway_before
 from tests.gateway.page.browser import Browser, Tab, chromium
@@ -399,21 +398,6 @@ async def test_what_comes_late_does_not_take_the_place_of_another_screen(site: S
         await let_in(tab)
         await tab.until(read, lambda count: count > before)
         await tab.sees("Other ways to opt out")
-
-
-async def test_a_stream_that_is_over_is_no_gateway_that_is_gone(
-    site: Site, chrome: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Events.follow, "__defaults__", (0.3,))
-    async with chrome.tab() as tab:
-        await log_in(tab, site)
-        await tab.sees("No group yet")
-        await tab.js("""void (window.said = '', window.banner = document.querySelector('#banner'),
-            new MutationObserver(() => (said += banner.innerText)).observe(banner, { childList: true }))""")
-        await tab.js("new Promise((done) => setTimeout(done, 2000))")
-        await site.ask("hello there")
-        await tab.sees("hello there")
-        assert (await tab.js("said"), await tab.text("#live"), tab.faults) == ("", "live", [])
 
 
 async def test_figures_go_on_once_somebody_looks_at_the_tab_again(site: Site, chrome: Browser) -> None:

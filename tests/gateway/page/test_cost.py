@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -35,11 +34,11 @@ _BYTES = """[...performance.getEntriesByType('resource'), ...performance.getEntr
 class Filled(KeptGroups):
     """1,000 groups of 16 answers."""
 
-    def __init__(self, max_bytes: int, *told: Callable[..., Any]) -> None:
+    def __init__(self, max_bytes: int, *told: Any) -> None:
         super().__init__(max_bytes, *told)
         for number in range(GROUPS):
             prompt = [{"role": "user", "content": f"question {number}: " + "what is known of it? " * 8}]
-            group = KeptGroup(str(number), time.time(), "default", "shop", "", "", Notes(hook="hook"), prompt, 0, 7)
+            group = KeptGroup(str(number), time.time(), "default", "shop", "", Notes(hook="hook"), prompt, 0, 7)
             for index in range(ANSWERS):
                 reward = (number * 7 + index * 13) % 97 / 97
                 group.answers[index] = KeptAnswer(index, "answer " * 60, "", [], "stop", 120, 7, 1.0, reward)

@@ -207,7 +207,7 @@ async def test_rewards_of_a_call_that_knew_of_feedback_are_no_evidence() -> None
 
 
 def rated(*rewards: float | None) -> KeptGroup:
-    kept = KeptGroup("g", 0.0, "r", "k", "", "", Notes(), [], 0, None)
+    kept = KeptGroup("g", 0.0, "r", "k", "", Notes(), [], 0, None)
     for index, reward in enumerate(rewards):
         kept.answers[index] = KeptAnswer(index, "", "", [], "stop", 0, None, 0.0, reward)
     return kept

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from gateway.page.judging import GivenJudgement, Judgements
 from gateway.page.kept_groups import KeptGroup, KeptGroups
-from gateway.page.selection import select
+from gateway.page.selection import GroupQuery, select
+from gateway.page.stream import Events
 from gateway.sessions.watching import WatchedGroup
 from gateway.types import Caller
 from reward_hooks import Candidate, Feedback, GroupScore, Reward
@@ -132,9 +133,10 @@ class Page:
     def __init__(self, path: Path | None = None, max_bytes: int = 2**20) -> None:
         self.told: list[str] = []
         self.judgements = Judgements(path)
-        self.groups = KeptGroups(
-            max_bytes, lambda group: self.told.append(group.id), lambda: None, self.judgements.erase
-        )
+        events = Events()
+        add = events.add
+        events.add = lambda group_id, route, row: (self.told.append(group_id), add(group_id, route, row))[1]
+        self.groups = KeptGroups(max_bytes, events, self.judgements.erase)
 
     def show(self, group: WatchedGroup) -> KeptGroup:
         self.groups.judged(group)
@@ -192,7 +194,7 @@ async def test_a_search_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None
         return ["prompt"]
 
     monkeypatch.setattr("gateway.page.selection.texts_of", texts)
-    searching = asyncio.create_task(select(page.groups.opened(Caller()), words="prompt"))
+    searching = asyncio.create_task(select(page.groups.opened(Caller()), GroupQuery(words="prompt")))
     await asyncio.sleep(0)
     page.show(watched("g", 1.0, indices=(2,)))
     turn.set()
@@ -205,7 +207,10 @@ async def test_groups_whose_challenger_lost_are_found() -> None:
         page.show(watched(name, 0.5, 0.4))
         page.groups.compared(name, lead)
     page.groups.compared("gone", -1.0)
-    assert [group.id for group in await select(page.groups.opened(Caller()), "lost")] == ["worst", "lost"]
+    assert [group.id for group in await select(page.groups.opened(Caller()), GroupQuery(view="lost"))] == [
+        "worst",
+        "lost",
+    ]
 
 
 async def test_what_is_deleted_of_a_person_leaves_the_page_and_the_judgements(tmp_path: Path) -> None:
@@ -222,10 +227,11 @@ async def test_what_is_deleted_of_a_person_leaves_the_page_and_the_judgements(tm
     done = await page.groups.erase(Subject(user="she").fits)
     assert done == {"page_groups": 1, "judgements": 6}
     assert [json.loads(line)["group"] for line in path.read_text().splitlines()] == ["his"] * 3
-    assert page.judgements.agreement(lambda _: True)["judged"] == 1 and "hers" not in page.groups
+    assert page.judgements.agreement(lambda _: True)["judged"] == 1
+    assert [group.id for group in page.groups.opened(Caller())] == ["his"]
     # what was under way is not written behind it
     with pytest.raises(NotFoundError):
         await page.judgements.judge(hers, "Jo", GivenJudgement(pick=0))
     assert "about hers" not in path.read_text()
     assert (await page.groups.erase(lambda notes: notes.request_id == "req-his"))["judgements"] == 3
-    assert path.read_text() == "" and len(page.groups) == 0
+    assert path.read_text() == "" and page.groups.opened(Caller()) == []
