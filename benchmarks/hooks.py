@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Task
-from reward_hooks.compose import Blend, Part
+from reward_hooks.compose import Blend, BlendConfig, PartConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +66,8 @@ def _summary(kind: str, times: list[float]) -> dict[str, float]:
 
 
 def run(options: argparse.Namespace) -> None:
-    gate, first, second = (Part(name, Hooks(trivial)) for name in ("gate", "first", "second"))
-    blend = Blend(Part("gate", gate.hooks, gate=0.5), first, second)
+    parts = [PartConfig(hook="gate", gate=0.5), PartConfig(hook="first"), PartConfig(hook="second")]
+    blend = Blend(BlendConfig(parts=parts), [Hooks(trivial)] * 3)
     hooks = {"sync": trivial, "async": trivial_async, "blend": blend.on_compute_relative_reward}
     report = {
         name: asyncio.run(measure(HookRunner(Hooks(hook)), options.size, options.groups))

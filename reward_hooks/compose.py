@@ -33,8 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -89,31 +88,21 @@ class BlendConfig(Model):
         return self
 
 
-@dataclass(frozen=True)
-class Part:
-    """One loaded hook of a blend; see :class:`PartConfig`."""
-
-    name: str
-    hooks: Hooks
-    gate: float | None = None
-    weight: float = 1.0
-    scale: Literal["raw", "rank"] = "raw"
-
-
 class Blend:
     """Several reward hooks as one ``on_compute_relative_reward``.
 
     Each part has its own error boundary, the rest of the deadline, and copies of the arguments.
 
     Args:
-        parts: gates and weighted parts, at least one of them weighted, with distinct names.
-        otherwise: the reward of answers that fail a gate.
+        config: says what each part is, and the reward of answers that fail a gate.
+        hooks: of the parts, in their order.
     """
 
-    def __init__(self, *parts: Part, otherwise: float = 0.0) -> None:
-        self._gates = [(part, HookRunner(part.hooks, math.inf)) for part in parts if part.gate is not None]
-        self._weighted = [(part, HookRunner(part.hooks, math.inf)) for part in parts if part.gate is None]
-        self._otherwise = otherwise
+    def __init__(self, config: BlendConfig, hooks: Sequence[Hooks]) -> None:
+        parts = [(part, HookRunner(each, math.inf)) for part, each in zip(config.parts, hooks, strict=True)]
+        self._gates = [(part, runner) for part, runner in parts if part.gate is not None]
+        self._weighted = [(part, runner) for part, runner in parts if part.gate is None]
+        self._otherwise = config.otherwise
 
     async def on_compute_relative_reward(
         self, task: Task, candidates: list[Candidate], context: HookContext
@@ -128,40 +117,34 @@ class Blend:
         components: list[dict[str, float]] = [{} for _ in candidates]
         reasons: list[list[str]] = [[] for _ in candidates]
 
-        async def ask(part: Part, runner: HookRunner, indices: list[int]) -> list[float]:
+        async def ask(part: PartConfig, runner: HookRunner, indices: list[int]) -> list[float]:
             left = context.model_copy(update={"deadline_seconds": max(1e-3, ends - loop.time())})
-            score = await runner.score(task, [candidates[index] for index in indices], left)
+            score, label = await runner.score(task, [candidates[index] for index in indices], left), part.label
             for index, reward in zip(indices, score.rewards, strict=True):
-                components[index][part.name] = reward.value
-                components[index] |= {f"{part.name}.{key}": value for key, value in reward.components.items()}
+                components[index][label] = reward.value
+                components[index] |= {f"{label}.{key}": value for key, value in reward.components.items()}
                 if reward.reason:
-                    reasons[index].append(f"{part.name}: {reward.reason}")
-            return score.values
+                    reasons[index].append(f"{label}: {reward.reason}")
+            return ranks(score.values) if part.scale == "rank" else score.values
 
         passing = list(range(len(candidates)))
         for part, runner in self._gates:
             values = await ask(part, runner, passing) if passing else []
             stopped = {index for index, value in zip(passing, values, strict=True) if value < (part.gate or 0.0)}
             for index in stopped:
-                reasons[index].insert(0, f"stopped by the gate {part.name}")
+                reasons[index].insert(0, f"stopped by the gate {part.label}")
             passing = [index for index in passing if index not in stopped]
-        blended: dict[int, float] = {}
-        if passing:
-            scored = await all_of([ask(part, runner, passing) for part, runner in self._weighted])
-            blended = self._mean(passing, scored)
+        scored = await all_of([ask(part, runner, passing) for part, runner in self._weighted]) if passing else []
+        weights = [part.weight for part, _ in self._weighted]
+        blended = {
+            index: sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+            for index, values in zip(passing, zip(*scored, strict=True), strict=True)
+        }
         failed = min([self._otherwise, *blended.values()])
         return [
             Reward(value=blended.get(index, failed), components=components[index], reason="; ".join(reasons[index]))
             for index in range(len(candidates))
         ]
-
-    def _mean(self, indices: list[int], scored: list[list[float]]) -> dict[int, float]:
-        sums = [0.0] * len(indices)
-        for (part, _), values in zip(self._weighted, scored, strict=True):
-            for index, value in enumerate(ranks(values) if part.scale == "rank" else values):
-                sums[index] += part.weight * value
-        whole = sum(part.weight for part, _ in self._weighted)
-        return {index: total / whole for index, total in zip(indices, sums, strict=True)}
 
 
 def ranks(values: list[float]) -> list[float]:
@@ -195,21 +178,17 @@ def make_blend(path: Path, load_hooks: Callable[[str | Path, dict[str, Any] | No
             raise ConfigError(f"{path}: {exc.message}") from exc
 
     loaded = [load(part.hook, part.options) for part in config.parts]
-    parts = [
-        Part(part.label, hooks, part.gate, part.weight, part.scale)
-        for part, hooks in zip(config.parts, loaded, strict=True)
-    ]
-    submit = load(config.submit) if config.submit else None
-    session_end = load(config.session_end) if config.session_end else None
-    for key, hooks, name in (("submit", submit, SUBMIT), ("session_end", session_end, SESSION_END)):
-        if hooks is not None and getattr(hooks, key) is None:
-            raise ConfigError(f"{path}: {key}: {hooks.source} defines no {name}")
-    others = tuple(hooks for hooks in (submit, session_end) if hooks is not None)
+    others = {name: load(spec) for name, spec in ((SUBMIT, config.submit), (SESSION_END, config.session_end)) if spec}
+    submit = others[SUBMIT].submit if SUBMIT in others else None
+    session_end = others[SESSION_END].session_end if SESSION_END in others else None
+    for name, key, function in ((SUBMIT, "submit", submit), (SESSION_END, "session_end", session_end)):
+        if name in others and function is None:
+            raise ConfigError(f"{path}: {key}: {others[name].source} defines no {name}")
     return Hooks(
-        Blend(*parts, otherwise=config.otherwise).on_compute_relative_reward,
-        submit=submit.submit if submit else None,
+        Blend(config, loaded).on_compute_relative_reward,
+        submit,
         source=str(path),
-        session_end=session_end.session_end if session_end else None,
-        parts=others,
-        code=digest_of([path.read_bytes(), *(hooks.code.encode() for hooks in (*loaded, *others))]),
+        session_end=session_end,
+        parts=tuple(others.values()),
+        code=digest_of([path.read_bytes(), *(hooks.code.encode() for hooks in (*loaded, *others.values()))]),
     )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_hooks import Hooks, Reward, Task, load_hooks
-from reward_hooks.compose import Blend, Part, ranks
+from reward_hooks.compose import Blend, BlendConfig, PartConfig, ranks
 from reward_hooks.contract import REWARD, SUBMIT
 from reward_hooks.runner import HookRunner
 from swarm.errors import HookError
@@ -28,13 +28,23 @@ def by_text(table: dict[str, float]) -> Hooks:
     return Hooks(lambda task, listed, context: [table[one.text] for one in listed])
 
 
+def part(name: str, hooks: Hooks, **fields: Any) -> tuple[PartConfig, Hooks]:
+    return PartConfig(hook=name, **fields), hooks
+
+
+def blend_of(*parts: tuple[PartConfig, Hooks], otherwise: float = 0.0) -> Blend:
+    return Blend(BlendConfig(parts=[config for config, _ in parts], otherwise=otherwise), [hooks for _, hooks in parts])
+
+
 async def blended(blend: Blend, *texts: str) -> list[Reward]:
     return await blend.on_compute_relative_reward(TASK, candidates(*texts), CONTEXT)
 
 
 async def test_weights_make_a_mean_and_components_keep_their_names() -> None:
     rich = Hooks(lambda task, listed, context: [Reward(value=1.0, components={"c": 2.0}, reason="fine")] * len(listed))
-    rewards = await blended(Blend(Part("rich", rich, weight=3), Part("poor", by_text({"a": 0.0, "b": 1.0}))), "a", "b")
+    rewards = await blended(
+        blend_of(part("rich", rich, weight=3), part("poor", by_text({"a": 0.0, "b": 1.0}))), "a", "b"
+    )
     assert [reward.value for reward in rewards] == [0.75, 1.0]
     assert rewards[0].components == {"rich": 1.0, "rich.c": 2.0, "poor": 0.0}
     assert rewards[0].reason == "rich: fine"
@@ -47,10 +57,10 @@ async def test_weighted_parts_score_only_answers_that_pass_the_gates() -> None:
         asked.append([one.text for one in listed])
         return [0.5] * len(listed)
 
-    blend = Blend(
-        Part("first", by_text({"a": 1.0, "b": 0.0, "c": 1.0}), gate=1.0),
-        Part("second", by_text({"a": 0.2, "c": 0.9}), gate=0.5),
-        Part("quality", Hooks(quality)),
+    blend = blend_of(
+        part("first", by_text({"a": 1.0, "b": 0.0, "c": 1.0}), gate=1.0),
+        part("second", by_text({"a": 0.2, "c": 0.9}), gate=0.5),
+        part("quality", Hooks(quality)),
         otherwise=-1.0,
     )
     rewards = await blended(blend, "a", "b", "c")
@@ -62,7 +72,7 @@ async def test_weighted_parts_score_only_answers_that_pass_the_gates() -> None:
 
 async def test_an_answer_that_fails_a_gate_never_earns_more_than_others() -> None:
     gate, quality = by_text({"a": 1.0, "b": 0.0}), by_text({"a": -3.0})
-    rewards = await blended(Blend(Part("gate", gate, gate=1.0), Part("quality", quality)), "a", "b")
+    rewards = await blended(blend_of(part("gate", gate, gate=1.0), part("quality", quality)), "a", "b")
     assert [reward.value for reward in rewards] == [-3.0, -3.0]
 
 
@@ -70,13 +80,13 @@ async def test_when_nothing_passes_all_are_equal_and_no_part_runs() -> None:
     def never(*_: Any) -> list[float]:
         raise AssertionError
 
-    blend = Blend(Part("gate", by_text({"a": 0.0, "b": 0.5}), gate=1.0), Part("quality", Hooks(never)))
+    blend = blend_of(part("gate", by_text({"a": 0.0, "b": 0.5}), gate=1.0), part("quality", Hooks(never)))
     assert [reward.value for reward in await blended(blend, "a", "b")] == [0.0, 0.0]
 
 
 async def test_rank_takes_a_part_to_the_scale_of_the_others() -> None:
     huge, small = by_text({"a": 1e6, "b": -1e6, "c": 0.0}), by_text({"a": 0.0, "b": 1.0, "c": 0.0})
-    rewards = await blended(Blend(Part("huge", huge, scale="rank"), Part("small", small)), "a", "b", "c")
+    rewards = await blended(blend_of(part("huge", huge, scale="rank"), part("small", small)), "a", "b", "c")
     assert [reward.value for reward in rewards] == [0.5, 0.5, 0.25]
 
 
@@ -102,7 +112,7 @@ async def test_a_part_that_fails_fails_the_blend_with_its_code_and_cancels_the_o
     async def refuses(*_: Any) -> list[float]:
         raise HookError("no budget left", code="judge_budget")
 
-    blend = Blend(Part("slow", Hooks(hangs)), Part("judge", Hooks(refuses, source="judge.py")))
+    blend = blend_of(part("slow", Hooks(hangs)), part("judge", Hooks(refuses, source="judge.py")))
     with pytest.raises(HookError, match=r"judge\.py.*no budget left") as caught:
         await blended(blend, "a", "b")
     assert caught.value.code == "judge_budget"
@@ -115,7 +125,7 @@ async def test_parts_get_the_rest_of_the_deadline() -> None:
         await asyncio.Event().wait()
         return []
 
-    blend, context = Blend(Part("slow", Hooks(hangs))), CONTEXT.model_copy(update={"deadline_seconds": 0.05})
+    blend, context = blend_of(part("slow", Hooks(hangs))), CONTEXT.model_copy(update={"deadline_seconds": 0.05})
     with pytest.raises(HookError) as caught:
         await blend.on_compute_relative_reward(TASK, candidates("a"), context)
     assert caught.value.code == "hook_timeout"
@@ -128,7 +138,7 @@ async def test_a_part_that_hangs_fails_at_once_when_no_thread_is_left_to_it() ->
         release.wait(60)
         return []
 
-    blend = Blend(Part("slow", Hooks(hangs)))
+    blend = blend_of(part("slow", Hooks(hangs)))
     runner = HookRunner(Hooks(blend.on_compute_relative_reward))
     context = CONTEXT.model_copy(update={"deadline_seconds": 0.05})
 
