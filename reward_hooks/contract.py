@@ -40,7 +40,6 @@ the group from training; the user still gets an answer.
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -307,16 +306,14 @@ def checked_submission(result: object, request: UserRequest, context: HookContex
         )
     if len(listed) != context.num_repeat:
         raise ResultError(f"returned {len(listed)} requests; return {context.num_repeat} (context.num_repeat)")
-    checked: set[int] = set()
-    for index, body in enumerate(listed):
+    # usually the same body N times
+    for index, body in {id(body): (index, body) for index, body in enumerate(listed)}.values():
         if not isinstance(body, dict):
             raise ResultError(f"returned a {type(body).__name__} as request {index}; return JSON objects")
-        if id(cast(object, body)) not in checked:  # usually the same body N times
-            try:
-                json.dumps(body, allow_nan=False)
-            except (TypeError, ValueError) as exc:
-                raise ResultError(f"returned request {index} that is not JSON: {exc}") from exc
-            checked.add(id(cast(object, body)))
+        try:
+            json.dumps(body, allow_nan=False)
+        except (TypeError, ValueError) as exc:
+            raise ResultError(f"returned request {index} that is not JSON: {exc}") from exc
     return Submission(task=task, requests=listed)
 
 
@@ -340,15 +337,12 @@ def checked_outcome(result: object, turns: int) -> Reward | list[Reward] | None:
 
 
 def _checked_reward(value: object, index: int) -> Reward:
-    reward = value if isinstance(value, Reward) else None
-    number = reward.value if reward is not None else value
+    number = value.value if isinstance(value, Reward) else value
     if not isinstance(number, Real):
         raise ResultError(f"returned a {type(number).__name__} as reward {index}; return a number or a Reward")
-    if not math.isfinite(number):
-        raise ResultError(f"returned {float(number)} as reward {index}; rewards must be finite")
-    if abs(float(number)) > MOST_REWARD:
-        raise ResultError(f"returned {float(number):g} as reward {index}; rewards go up to {MOST_REWARD:g}")
-    if reward is None:
-        return Reward(value=float(number))
+    if not abs(float(number)) <= MOST_REWARD:
+        raise ResultError(
+            f"returned {float(number):g} as reward {index}; rewards must be finite, {MOST_REWARD:g} at most"
+        )
     # validated again: model_construct and subclasses can hold anything
-    return Reward.model_validate(reward.model_dump())
+    return Reward.model_validate(value.model_dump() if isinstance(value, Reward) else {"value": float(number)})

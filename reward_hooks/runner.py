@@ -98,7 +98,8 @@ class HookThreads:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._free_threads = asyncio.Semaphore(limit)
-        self._abandoned = 0
+        #: when the calls that run are to end, by the clock of event loops
+        self._deadlines: dict[_HookThread, float] = {}
         #: threads without a call
         self._idle: list[_HookThread] = []
         weakref.finalize(self, _end, self._idle)
@@ -111,23 +112,18 @@ class HookThreads:
             HookError: it got no place by then (``hook_timeout``), every place is held by a call that hangs, or no
                 thread can be started (``hook_busy``).
         """
-        if self._abandoned >= self._limit:
+        loop, context = asyncio.get_running_loop(), copy_context()
+        now = loop.time()
+        # also those whose caller left a little earlier, such as a blend at its own deadline
+        if sum(end <= now for end in self._deadlines.values()) >= self._limit:
             raise HookError(
                 f"all {self._limit} hook threads are held by calls that never returned; restart the gateway and put a "
                 "timeout into the hook",
                 code="hook_busy",
             )
-        loop, context = asyncio.get_running_loop(), copy_context()
-        deadline = loop.time() + timeout
+        deadline = now + timeout
         outcome: asyncio.Future[Done] = loop.create_future()
-        abandoned = False
         thread: _HookThread
-        late: asyncio.TimerHandle
-
-        def abandon() -> None:
-            nonlocal abandoned
-            abandoned = True
-            self._abandoned += 1
 
         def report(done: Done) -> None:
             try:
@@ -136,10 +132,8 @@ class HookThreads:
                 thread.calls.put(None)
 
         def finish(done: Done) -> None:
-            late.cancel()
+            del self._deadlines[thread]
             self._idle.append(thread)
-            if abandoned:
-                self._abandoned -= 1
             self._free_threads.release()
             if not outcome.done():
                 outcome.set_result(done)
@@ -159,8 +153,7 @@ class HookThreads:
             except RuntimeError as exc:
                 self._free_threads.release()
                 raise HookError(f"cannot start a hook thread: {exc}", code="hook_busy") from exc
-            # a caller that leaves a little earlier, such as a blend at its own deadline, abandons it too
-            late = loop.call_at(deadline, abandon)
+            self._deadlines[thread] = deadline
             thread.calls.put((partial(context.run, function, *args), report))
             return await outcome
 
@@ -189,29 +182,19 @@ class HookRunner:
         hooks: what :func:`reward_hooks.load_hooks` returned.
         timeout: seconds that each call may take; a smaller ``context.deadline_seconds`` wins.
         max_threads: see above.
+
+    Attributes:
+        source, code: where the hooks came from, and a digest of their files.
+        ends_sessions: whether there is a hook for the end of a session.
     """
 
     def __init__(self, hooks: Hooks, timeout: float = 30.0, *, max_threads: int = 16) -> None:
+        self.source, self.code, self.ends_sessions = hooks.source, hooks.code, hooks.session_end is not None
         self._hooks = hooks
         self._timeout = timeout
         self._threads = HookThreads(max_threads)
         self._max_stray = max_threads
         self._stray: set[asyncio.Task[Done]] = set()
-
-    @property
-    def source(self) -> str:
-        """Where the hooks came from."""
-        return self._hooks.source
-
-    @property
-    def code(self) -> str:
-        """A digest of their files."""
-        return self._hooks.code
-
-    @property
-    def ends_sessions(self) -> bool:
-        """Whether there is a hook for the end of a session."""
-        return self._hooks.session_end is not None
 
     async def submit(self, request: UserRequest, context: HookContext) -> Submission | PassThrough:
         """Shape ``request`` into ``context.num_repeat`` request bodies of one task, unless it is to pass through.
@@ -329,7 +312,7 @@ class HookRunner:
 
     def _error(self, name: str, reason: str, code: str, public: str) -> HookError:
         # the text of an exception may hold a lone surrogate
-        error = HookError(f"{self._hooks.source}: {name} {sendable(reason)}", code=code)
+        error = HookError(f"{self.source}: {name} {sendable(reason)}", code=code)
         error.public_message = f"{name} {sendable(public)}"
         return error
 
