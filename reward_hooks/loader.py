@@ -58,7 +58,7 @@ def load_hooks(
     if "/" in text or path.suffix in YAML_SUFFIXES:
         raise ConfigError(
             f"there is no hook folder {text}; name a folder that holds {REWARD}.py, a YAML file, or module:attribute "
-            "like reward_hooks.builtin.rules.concise:hooks"
+            "like reward_hooks.builtin.rules.concise:Concise"
         )
     target = text if ":" in text else find_hook(text)
     hooks = _from_object(_made(load_attribute(target, beside), target, options), text)

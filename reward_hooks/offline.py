@@ -136,7 +136,7 @@ async def run_offline(
         seconds=time.monotonic() - began,
         seconds_median=times[len(times) // 2] if times else None,
         seconds_most=times[-1] if times else None,
-        spent=dict(side.spent),
+        spent=asdict(side.spent),
     )
 
 
@@ -148,7 +148,7 @@ class _Side:
         self._config = config
         self.seconds: list[float] = []
         self.failed: Counter[str] = Counter()
-        self.spent: Counter[str] = Counter(asdict(Spending()))
+        self.spent = Spending()
 
     async def score(self, group: RecordedGroup, group_id: str, order: Sequence[int]) -> GroupScore:
         """The rewards of the candidates shown in ``order``, in their recorded order."""
@@ -159,15 +159,14 @@ class _Side:
             group.candidates[index].model_copy(update={"index": shown_index}) for shown_index, index in enumerate(order)
         ]
         began = time.monotonic()
-        with metered() as spent:
-            try:
+        try:
+            with metered(self.spent):
                 score = await self._runner.score(group.task, shown, context)
-            except HookError as exc:
-                self.failed[exc.code or "hook_error"] += 1
-                raise
-            finally:
-                self.seconds.append(time.monotonic() - began)
-                self.spent.update(asdict(spent))
+        except HookError as exc:
+            self.failed[exc.code or "hook_error"] += 1
+            raise
+        finally:
+            self.seconds.append(time.monotonic() - began)
         rewards = dict(zip(order, score.rewards, strict=True))
         return GroupScore(rewards=[rewards[index] for index in range(len(order))])
 

@@ -25,9 +25,9 @@ _METERS: ContextVar[tuple[Spending, ...]] = ContextVar("meters", default=())
 
 
 @contextmanager
-def metered() -> Generator[Spending]:
-    """Count what hooks spend inside the block, in its tasks and hook threads too."""
-    meter = Spending()
+def metered(meter: Spending | None = None) -> Generator[Spending]:
+    """Count what hooks spend inside the block, in its tasks and hook threads too, in ``meter`` or a new one."""
+    meter = meter or Spending()
     token = _METERS.set((*_METERS.get(), meter))
     try:
         yield meter

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from reward_hooks import load_hooks
+from reward_hooks.builtin.rules import Concise
 from reward_hooks.loader import BUILT_IN, ENTRY_POINT_GROUP, find_hook
 from swarm.errors import ConfigError
 
+MADE = Concise()
 HOOK = "class Mine:\n    def on_compute_relative_reward(self, task, candidates, context):\n        return [1.0]\n"
 
 
@@ -52,7 +54,7 @@ def test_an_ambiguous_name_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_options_go_to_what_makes_hooks_and_nothing_else(tmp_path: Path) -> None:
     assert load_hooks("length", {"at_most": 3}).source == "length"
     with pytest.raises(ConfigError, match="takes no options"):
-        load_hooks("reward_hooks.builtin.rules.concise:hooks", {"n": 3})
+        load_hooks("tests.reward_hooks.test_catalog:MADE", {"n": 3})
     with pytest.raises(ConfigError, match="takes no options"):
         load_hooks(tmp_path, {"n": 3})
     with pytest.raises(ConfigError, match="cannot be made with the options"):

@@ -95,9 +95,6 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-hooks = Json(fenced=True)
-
-
 _MOST_FAULTS = 20
 
 

@@ -29,7 +29,6 @@ import textwrap
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, cast
 
 from reward_hooks.builtin.verifiable.checks import Check, check_of
@@ -48,14 +47,6 @@ _BLOCK = re.compile(
 )
 #: The share of the hook's time in which all answers are to be judged.
 _MOST_OF_THE_TIME = 0.9
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """Why tests fail, one reason each, and whether the answer used up its time before all of them had run."""
-
-    failures: list[str]
-    used_up: bool
 
 
 class Code:
@@ -114,13 +105,13 @@ class Code:
         finally:
             for run in runs:
                 run.cancel()
-        if all(outcome.used_up for outcome in outcomes):
+        if all(used_up for _, used_up in outcomes):
             raise HookError(
                 f"no answer got through the tests in {share:.1f} s, its share of the hook's time: have fewer or faster "
                 "tests, a smaller limit of seconds, or a longer timeout of the hook",
                 code="hook_timeout",
             )
-        return [self._reward(outcome.failures, len(checks)) for outcome in outcomes]
+        return [self._reward(failures, len(checks)) for failures, _ in outcomes]
 
     def _reward(self, failures: list[str], tests: int) -> Reward:
         share = 1 - len(failures) / tests
@@ -136,34 +127,35 @@ class Code:
             raise HookError(f"task {task.task_id} has no metadata[{self._key!r}] with tests", code="no_reference")
         return cast("list[Any]", tests)
 
-    def _judge(self, code: str, checks: list[Check], share: float, deadline: float) -> _Outcome:
-        """Run the tests of one answer, one after the other."""
+    def _judge(self, code: str, checks: list[Check], share: float, deadline: float) -> tuple[list[str], bool]:
+        """Run the tests of one answer, one after the other: why tests fail, one reason each, and whether the answer
+        used up its time before all of them had run."""
         if not code.strip():
-            return _Outcome(["no code"] * len(checks), used_up=False)
+            return ["no code"] * len(checks), False
         began = time.monotonic()
         failures: list[str] = []
         for number, check in enumerate(checks):
             now = time.monotonic()
-            left = began + share - now
-            if deadline - now < min(left, self._limits.seconds):
+            seconds = min(began + share - now, self._limits.seconds)
+            if deadline - now < seconds:
                 # other groups took it; a test with less time than those of other answers is unfair
                 raise HookError("no time was left to run the tests", code="hook_timeout")
-            if failure := self._failure(code, check, left):
+            if failure := self._failure(code, check, seconds):
                 failures.append(failure)
             if time.monotonic() - began >= share:
                 rest = len(checks) - number - 1
                 reason = f"the answer's tests took more than {share:.1f} s in all"
-                return _Outcome(failures + [reason] * rest, used_up=bool(rest or failure))
-        return _Outcome(failures, used_up=False)
+                return failures + [reason] * rest, bool(rest or failure)
+        return failures, False
 
-    def _failure(self, code: str, check: Check, left: float) -> str:
+    def _failure(self, code: str, check: Check, seconds: float) -> str:
         """Why the test fails; empty where it passes."""
         try:
-            finished = self._sandbox.run(code, check.stdin, epilogue=check.epilogue, seconds=left)
+            finished = self._sandbox.run(code, check.stdin, epilogue=check.epilogue, seconds=seconds)
         except (OSError, subprocess.TimeoutExpired) as exc:
             raise HookError(f"no sandbox could be made: {exc}", code="no_sandbox") from exc
         if finished.status is None:
-            return f"took longer than {min(left, self._limits.seconds):.3g} s"
+            return f"took longer than {seconds:.3g} s"
         if check.passed(finished):
             return ""
         if finished.status == 0:

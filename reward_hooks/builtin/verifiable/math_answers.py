@@ -123,7 +123,8 @@ class _Worker:
         return self._process
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        _kill(process)
+        # with the child that judges an answer, which would hold the pipe open, and compute on
+        kill_group(process.pid)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
@@ -136,16 +137,11 @@ class _Worker:
             self._end(self._process)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With the child that judges an answer, which would hold the pipe open, and compute on."""
-    kill_group(process.pid)
-
-
 def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
     """One line for another, cut short if the process dies. Killed at the deadline, it blocks neither pipe any more."""
     assert process.stdin is not None
     assert process.stdout is not None
-    kill = threading.Timer(seconds, _kill, (process,))
+    kill = threading.Timer(seconds, kill_group, (process.pid,))
     kill.start()
     try:
         process.stdin.write(line)

@@ -23,7 +23,6 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
 import platform
 import select
@@ -119,7 +118,6 @@ class Finished(Model):
     output: str
     errors: str
     result: str
-    seconds: float
 
 
 class Sandbox:
@@ -156,7 +154,9 @@ class Sandbox:
             user = os.geteuid() if self._user is None else self._user
             logger.warning("code runs WITHOUT A SANDBOX, with the rights of user %d: %s", user, "; ".join(reasons))
 
-    def run(self, program: str, standard_input: str = "", *, epilogue: str = "", seconds: float = math.inf) -> Finished:
+    def run(
+        self, program: str, standard_input: str = "", *, epilogue: str = "", seconds: float | None = None
+    ) -> Finished:
         """Run Python source text with ``standard_input`` as standard input.
 
         Args:
@@ -164,16 +164,12 @@ class Sandbox:
             standard_input: text of standard input.
             epilogue: source that runs in the same module after the program; what it writes to the open file with the
                 number ``__result__`` is the result.
-            seconds: a deadline, if shorter than the limit.
+            seconds: in place of the limit.
 
         Raises:
             OSError: no sandbox could be made.
         """
-        return self._run(program, standard_input, epilogue, min(seconds, self._limits.seconds))
-
-    def _run(self, program: str, standard_input: str, epilogue: str, seconds: float) -> Finished:
-        started = time.monotonic()
-        deadline = started + seconds
+        deadline = time.monotonic() + (self._limits.seconds if seconds is None else seconds)
         with contextlib.ExitStack() as stack:
             source, stdin, stdout, stderr, result, status, filtered = (
                 stack.enter_context(_memory(text)) for text in (program, standard_input, "", "", "", "", self._filter)
@@ -226,7 +222,6 @@ class Sandbox:
                 output=_text(stdout, self._limits.file_bytes),
                 errors=_text(stderr, self._limits.file_bytes),
                 result=_text(result, self._limits.file_bytes),
-                seconds=time.monotonic() - started,
             )
 
     def _choose(self, pythons: list[str]) -> None:
@@ -248,7 +243,7 @@ class Sandbox:
         for self._python in pythons:
             try:
                 self._prefixes = _prefixes(self._python, self._user)
-                finished = self._run("import sys; sys.stdout.write('ready')", "", "", _TRIAL_SECONDS)
+                finished = self.run("import sys; sys.stdout.write('ready')", seconds=_TRIAL_SECONDS)
             except (OSError, subprocess.TimeoutExpired) as exc:
                 if self._user is not None and getattr(exc, "errno", None) == errno.EPERM:
                     raise ConfigError(

@@ -316,7 +316,7 @@ def test_wrong_options_are_refused(make: Any) -> None:
         make()
 
 
-@pytest.mark.parametrize("name", ["concise", "format"])
+@pytest.mark.parametrize("name", ["concise:Concise", "format:Json"])
 def test_rules_load_by_their_module(name: str) -> None:
-    spec = f"reward_hooks.builtin.rules.{name}:hooks"
+    spec = f"reward_hooks.builtin.rules.{name}"
     assert load_hooks(spec).source == spec

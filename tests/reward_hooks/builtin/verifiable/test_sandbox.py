@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -94,9 +95,9 @@ def test_limits(box: Sandbox, program: str, said: str) -> None:
 
 @pytest.mark.slow
 def test_processor_time_is_limited() -> None:
-    run = Sandbox(Limits(cpu_seconds=1)).run("while True: pass")
-    assert run.status == 137
-    assert run.seconds < 60
+    began = time.monotonic()
+    assert Sandbox(Limits(cpu_seconds=1)).run("while True: pass").status == 137
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.slow
@@ -114,10 +115,11 @@ if os.fork() == 0:
     print("up", flush=True)
 time.sleep(300)
 """
-    run = Sandbox(Limits(seconds=3.0, processes=12)).run(program)
+    box, began = Sandbox(Limits(seconds=3.0, processes=12)), time.monotonic()
+    run = box.run(program)
     assert run.status is None
     assert run.output == "up\n"
-    assert 3.0 <= run.seconds < 60
+    assert 3.0 <= time.monotonic() - began < 60
     assert name[:15] not in {process.info["name"] for process in psutil.process_iter(["name"])}
 
 
