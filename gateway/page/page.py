@@ -97,27 +97,31 @@ class WebPage:
             ),
             Route("/ui/api/login", self._log_in, methods=["POST"], include_in_schema=False),
             Route("/ui/api/logout", self._log_out, methods=["POST"], include_in_schema=False),
-            Route("/ui/api/events", self._stream, include_in_schema=False),
-            self._json("/me", "GET", "look", self._me),
-            self._json("/groups", "GET", "look", self._list),
-            self._json("/groups/{id}", "GET", "look", self._show),
-            self._json("/groups/{id}/judgement", "POST", "judge", self._judge),
-            self._json("/groups/{id}/judgement", "DELETE", "judge", self._undo),
-            self._json("/learning", "GET", "look", self._learning),
-            self._json("/move", "POST", "decide", self._move),
-            self._json("/data/opt-out", "POST", "decide", self._opt_out),
-            Route("/ui/api/data", self._data, include_in_schema=False),
-            Route("/ui/api/data/delete", self._data, methods=["POST"], include_in_schema=False),
+            self._route("/events", "GET", "look", self._stream),
+            self._route("/me", "GET", "look", self._me),
+            self._route("/groups", "GET", "look", self._list),
+            self._route("/groups/{id}", "GET", "look", self._show),
+            self._route("/groups/{id}/judgement", "POST", "judge", self._judge),
+            self._route("/groups/{id}/judgement", "DELETE", "judge", self._undo),
+            self._route("/learning", "GET", "look", self._learning),
+            self._route("/move", "POST", "decide", self._move),
+            self._route("/data/opt-out", "POST", "decide", self._opt_out),
+            self._route("/data", "GET", "look", self._data),
+            self._route("/data/delete", "POST", "look", self._data),
             Route("/ui/{path:path}", _nothing, include_in_schema=False),
         ]
 
-    def _json(self, path: str, method: str, scope: PageScope, answer: Answer) -> Route:
+    def _route(self, path: str, method: str, scope: PageScope, answer: Answer) -> Route:
         async def endpoint(request: Request) -> Response:
             visitor = self._logins.visitor(request, scope)
             if scope == "decide" and self._keys.open:
                 # whoever reaches it may be anybody on this machine
                 raise ForbiddenError("a gateway without keys does not know who decides", code="keyless")
-            return _json(await answer(request, visitor))
+            content = await answer(request, visitor)
+            if not isinstance(content, Response):
+                content = Response(encode(content), media_type="application/json")
+            content.headers.update({**_HEADERS, "cache-control": "no-store"})
+            return content
 
         return Route(f"/ui/api{path}", endpoint, methods=[method], include_in_schema=False)
 
@@ -193,19 +197,18 @@ class WebPage:
     async def _opt_out(self, request: Request, visitor: Visitor) -> Any:
         return await opt_out(request, visitor, await _body(request, GivenRefusal), self._keys)
 
-    async def _data(self, request: Request) -> Response:
-        visitor = self._logins.visitor(request, "decide")
-        answer = await ask_data(request, visitor, "/data/delete" if request.method == "POST" else "/data/report")
-        if request.method == "POST":
+    async def _data(self, request: Request, visitor: Visitor) -> Any:
+        deletes = request.method == "POST"
+        answer = await ask_data(request, visitor, "/data/delete" if deletes else "/data/report")
+        if deletes:
             # before an upstream alone, no swarm server notes it
             await self._keys.audit(
                 {"who": visitor.name, "what": "POST /ui/api/data/delete", "result": answer.status_code}
             )
-        answer.headers.update({**_HEADERS, "cache-control": "no-store"})
         return answer
 
-    async def _stream(self, request: Request) -> Response:
-        await self._keys.audit_read(self._logins.visitor(request).name, "groups read")
+    async def _stream(self, request: Request, visitor: Visitor) -> Any:
+        await self._keys.audit_read(visitor.name, "groups read")
         last_id = request.headers.get("last-event-id") or request.query_params.get("last", "")
 
         def look() -> Caller:
@@ -213,14 +216,8 @@ class WebPage:
                 raise UnavailableError("the gateway is being stopped")
             return self._logins.visitor(request).holder.caller
 
-        headers = {**_HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
         events = self._events.follow(look, last_id)
-        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
-
-
-def _json(content: Any) -> Response:
-    headers = {**_HEADERS, "cache-control": "no-store"}
-    return Response(encode(content), headers=headers, media_type="application/json")
+        return StreamingResponse(events, headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
 
 
 async def _body(request: Request, model: type[ModelT]) -> ModelT:
