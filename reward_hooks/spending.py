@@ -21,20 +21,16 @@ class Spending:
     cost: float = 0.0
 
 
-_METERS: ContextVar[tuple[Spending, ...]] = ContextVar("meters", default=())
+#: The meters of the caller, to which a call adds its counts.
+METERS: ContextVar[tuple[Spending, ...]] = ContextVar("meters", default=())
 
 
 @contextmanager
 def metered(meter: Spending | None = None) -> Generator[Spending]:
     """Count what hooks spend inside the block, in its tasks and hook threads too, in ``meter`` or a new one."""
     meter = meter or Spending()
-    token = _METERS.set((*_METERS.get(), meter))
+    token = METERS.set((*METERS.get(), meter))
     try:
         yield meter
     finally:
-        _METERS.reset(token)
-
-
-def meters() -> tuple[Spending, ...]:
-    """The meters of the caller, to which a call adds its counts."""
-    return _METERS.get()
+        METERS.reset(token)

@@ -18,7 +18,7 @@ from gateway.page.stream import Events
 from gateway.sessions.conversation import DeliveredTurn
 from gateway.sessions.watching import GroupWatcher, WatchedGroup
 from gateway.types import Caller
-from reward_hooks import Candidate, GroupScore
+from reward_hooks import Candidate
 from reward_hooks.contract import EQUAL_WITHIN, texts_of
 from swarm.errors import NotFoundError
 from swarm.types import Notes
@@ -174,10 +174,17 @@ class KeptGroups(GroupWatcher):
         for index, candidate in zip(group.indices, group.candidates, strict=True):
             if index not in kept.answers:
                 kept.answers[index] = _answer(index, candidate)
-        if group.score is not None:
-            take = first or not kept.rewards
-            kept.knew = not first if take else kept.knew
-            _take(kept, group.indices, group.score, take=take)
+        rewards = group.score.rewards if group.score is not None else []
+        take = bool(rewards) and (first or not kept.rewards)
+        kept.knew = not first if take else kept.knew
+        for index, reward in zip(group.indices, rewards, strict=False):
+            answer = kept.answers[index]
+            if take:
+                answer.reward = reward.value
+            if take or answer.reward is None:
+                answer.components = dict(reward.components)
+                answer.reason = text_without_secrets(reward.reason)[:MOST_TEXT]
+            answer.final = reward.value
         self.touched(kept)
 
     def settling(self, group_id: str, delivered: Sequence[int], turn: DeliveredTurn | None) -> None:
@@ -283,17 +290,6 @@ def _answer(index: int, candidate: Candidate) -> KeptAnswer:
         version=candidate.policy_version,
         seconds=candidate.latency_seconds,
     )
-
-
-def _take(kept: KeptGroup, indices: Iterable[int], score: GroupScore, *, take: bool) -> None:
-    for index, reward in zip(indices, score.rewards, strict=True):
-        answer = kept.answers[index]
-        if take:
-            answer.reward = reward.value
-        if take or answer.reward is None:
-            answer.components = dict(reward.components)
-            answer.reason = text_without_secrets(reward.reason)[:MOST_TEXT]
-        answer.final = reward.value
 
 
 def _shortened(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from reward_hooks.spending import Spending, meters
+from reward_hooks.spending import METERS, Spending
 from swarm.errors import HookError
 from swarm.types import Model
 from swarm.validation import environment_key
@@ -73,9 +73,6 @@ def _capped(settings: str) -> Budget:
     return Budget(Endpoint.model_validate_json(settings))
 
 
-_MILLION = 1_000_000
-
-
 class Budget:
     """The caps of one endpoint and what it has spent; hooks in several threads may share it."""
 
@@ -88,7 +85,7 @@ class Budget:
     def count(self, name: str, amount: float = 1) -> None:
         """Add to one count, here and in the meters of the caller."""
         with self._lock:
-            for budget in (self.spent, *meters()):
+            for budget in (self.spent, *METERS.get()):
                 setattr(budget, name, getattr(budget, name) + amount)
 
     def reserve(self, body_bytes: int, output_tokens: int) -> float:
@@ -130,7 +127,7 @@ class Budget:
 
     def _price(self, input_tokens: int, output_tokens: int) -> float:
         endpoint = self._endpoint
-        return (input_tokens * endpoint.input_price + output_tokens * endpoint.output_price) / _MILLION
+        return (input_tokens * endpoint.input_price + output_tokens * endpoint.output_price) / 1e6
 
     def _over(self, why: str) -> HookError:
         return HookError(f"the judge at {self._endpoint.base_url} is over its budget: {why}", code="judge_budget")

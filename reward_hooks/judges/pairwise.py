@@ -64,18 +64,15 @@ class Pairwise(TextJudge):
         They depend on the texts and the seed, not on the order of the answers.
         """
         count = len(shown)
-        every = count * (count - 1) // 2
-        most = every if self.max_comparisons is None else min(every, self.max_comparisons)
-        if most < math.ceil(count / 2):
+        least, every = math.ceil(count / 2), count * (count - 1) // 2
+        most = min(every, self.max_comparisons or every)
+        if most < least:
             raise HookError(
-                f"max_comparisons {most} leaves some of {count} answers without any comparison; allow at least "
-                f"{math.ceil(count / 2)}",
+                f"max_comparisons {most} leaves some of {count} answers without any comparison; allow at least {least}",
                 code="judge_budget",
             )
-        drawn = sorted(range(count), key=lambda index: _draw(self.seed, shown[index]))
-        seats: list[int | None] = [*drawn]
-        if count % 2:
-            seats.append(None)
+        drawn = [hashlib.sha256(f"{self.seed}/{text}".encode(errors="replace")).digest() for text in shown]
+        seats = [*sorted(range(count), key=drawn.__getitem__), *[None] * (count % 2)]
         return list(islice(_rounds(seats), most))
 
     async def _ask(self, task: Task, first: str, second: str) -> Verdict:
@@ -103,17 +100,13 @@ def _reward(met: Sequence[tuple[float, float]]) -> Reward:
     )
 
 
-def _rounds(seats: list[int | None]) -> Iterator[tuple[int, int]]:
+def _rounds(seats: Sequence[int | None]) -> Iterator[tuple[int, int]]:
     """The pairs of a round robin, round by round; ``None`` is an empty seat."""
     for _ in range(len(seats) - 1):
         for left, right in zip(seats[: len(seats) // 2], reversed(seats), strict=False):
             if left is not None and right is not None:
                 yield (left, right)
         seats = [seats[0], seats[-1], *seats[1:-1]]
-
-
-def _draw(seed: int, text: str) -> bytes:
-    return hashlib.sha256(f"{seed}/{text}".encode(errors="replace")).digest()
 
 
 def _read(choice: Mapping[str, Any]) -> Verdict:

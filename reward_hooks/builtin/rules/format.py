@@ -27,6 +27,7 @@ from reward_hooks.builtin.verifiable.match import MATCH_SECONDS, compiled
 from reward_hooks.contract import Candidate, Reward, Rule
 from swarm.errors import ConfigError, HookError
 from swarm.types import Task
+from swarm.validation import read_text
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -258,6 +259,6 @@ class JsonSchema(Rule):
 
 def _load(path: str) -> Mapping[str, Any]:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read the JSON schema {path}: {exc}") from exc
+        return json.loads(read_text(Path(path), "JSON schema"))
+    except ValueError as exc:
+        raise ConfigError(f"the JSON schema {path} is no JSON: {exc}") from exc

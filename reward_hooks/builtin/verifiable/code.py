@@ -37,6 +37,7 @@ from reward_hooks.contract import Candidate, HookContext, Reward
 from swarm.errors import ConfigError, HookError
 from swarm.processors import processors
 from swarm.types import Task
+from swarm.validation import validated
 
 # each character can match in one way only: an answer of a hundred thousand spaces takes no longer than another
 # one of another language begins a line, and holds no Python: the end of it is not the beginning of the next
@@ -75,10 +76,7 @@ class Code:
         python: str | None = None,
         unsafe: bool = False,
     ) -> None:
-        try:
-            self._limits = Limits.model_validate(dict(limits or {}))
-        except ValueError as exc:
-            raise ConfigError(f"Code: wrong limits: {exc}") from exc
+        self._limits = validated(Limits, limits or {}, "the limits of Code")
         if parallel is not None and parallel < 1:
             raise ConfigError("Code needs parallel of at least 1")
         self._key = key

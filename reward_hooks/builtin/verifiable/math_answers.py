@@ -66,15 +66,8 @@ class Math:
             "answers": [candidate.text for candidate in candidates],
         }
         answer = self._worker.ask(question, context.deadline_seconds)
-        if "crowded" in answer:
-            raise HookError("other groups left the math worker too little time", code="math_worker")
-        if "late" in answer:
-            raise HookError(f"no answer could be compared within {answer['late']:g} s", code="math_worker")
-        if "unreadable" in answer:
-            raise HookError(
-                f"task {task.task_id}: metadata[{self._key!r}] is no mathematics: {answer['unreadable']!r}",
-                code="bad_reference",
-            )
+        if "error" in answer:
+            raise HookError(f"task {task.task_id}: {answer['error']}", code=answer["code"])
         return [Reward(value=value, reason=reason) for value, reason in answer["verdicts"]]
 
     __call__ = on_compute_relative_reward

@@ -36,8 +36,7 @@ _MOST_OF_THE_TIME = 0.9
 
 
 def judge(accepted: list[str], answers: list[str], until: float, *, crowded: bool) -> dict[str, Any]:
-    """``{"verdicts": [[value, reason], ...]}``, ``{"unreadable": reference}``, ``{"late": seconds}`` where no answer
-    was judged in time, or ``{"crowded": true}`` where one was not because others took the time.
+    """``{"verdicts": [[value, reason], ...]}``, or why there are none: ``{"error": message, "code": code}``.
 
     Args:
         accepted: known answers.
@@ -49,7 +48,7 @@ def judge(accepted: list[str], answers: list[str], until: float, *, crowded: boo
     for text in accepted:
         gold = _read(reference(text))
         if not gold:
-            return {"unreadable": text}
+            return {"error": f"the known answer {text!r} is no mathematics", "code": "bad_reference"}
         golds.append(gold)
         if listed := reference_as_list(text):
             golds.append(_read(listed))
@@ -58,9 +57,9 @@ def judge(accepted: list[str], answers: list[str], until: float, *, crowded: boo
         share = _MOST_OF_THE_TIME * (until - time.monotonic()) / (len(answers) - index)
         verdicts.append(_apart(golds, text, min(share, LONGEST_SECONDS)))
     if crowded and not all(verdicts):
-        return {"crowded": True}
+        return {"error": "other groups left the math worker too little time", "code": "math_worker"}
     if not any(verdicts):
-        return {"late": LONGEST_SECONDS}
+        return {"error": f"no answer could be compared within {LONGEST_SECONDS:g} s", "code": "math_worker"}
     return {"verdicts": [verdict or (0.0, "takes too long or too much memory to compare") for verdict in verdicts]}
 
 
