@@ -86,23 +86,17 @@ class Judgements:
         if judgement.pick is not None and judgement.pick not in group.answers:
             raise RequestError("the group has no such answer", param="pick")
         best, pick = [] if group.knew else group.best, judgement.pick
-        entry = {
-            **_begun(group, who),
-            **judgement.model_dump(),
+        words = {
             "comment": text_without_secrets(judgement.comment),
             "correction": text_without_secrets(judgement.correction),
-            "trains": group.open,
-            "answers": len(group.answers),
-            "hook_best": best,
         }
-        await self._write(entry, group)
-        self._note(entry)
+        figures = {"trains": group.open, "answers": len(group.answers), "hook_best": best}
+        entry = await self._keep(group, who, {**judgement.model_dump(), **words, **figures})
         if entry["trains"] and not group.open:
             # it closed while this was written
             entry = {**entry, "trains": False}
             with suppress(ConflictError):
-                await self._write(entry, group)
-        group.picks.pop(who, None)
+                await self._keep(group, who, entry)
         group.picks[who] = {**entry, "agrees": None if pick is None or not best else pick in best}
         _apply(group)
         return group.picks[who]
@@ -116,10 +110,7 @@ class Judgements:
         """
         if who not in group.picks:
             raise RequestError("you have not judged this group", code="nothing_to_undo")
-        entry = {**_begun(group, who), "undone": True}
-        await self._write(entry, group)
-        self._note(entry)
-        group.picks.pop(who, None)
+        await self._keep(group, who, {"undone": True})
         _apply(group)
 
     def agreement(self, opens: Callable[[str], bool]) -> dict[str, Any]:
@@ -170,8 +161,16 @@ class Judgements:
             # their texts are the group's
             self._latest[name] = {field: entry[field] for field in (*_WHOLE, *_NAMES) if field in entry}
 
-    async def _write(self, entry: dict[str, Any], group: KeptGroup) -> None:
-        path = self._path
+    async def _keep(self, group: KeptGroup, who: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Write a line down, which takes the place of what ``who`` said before; returns it.
+
+        Raises:
+            ConflictError: nobody could write it down.
+            NotFoundError: what is kept of the group was deleted meanwhile.
+        """
+        named = {name: getattr(group.notes, name) for name in _NAMES}
+        whose = {"when": datetime.now(UTC).isoformat(), "who": who, "group": group.id, "route": group.route}
+        entry, path = {**whose, **named, **fields}, self._path
 
         def write() -> None:
             if path is not None and not group.erased:
@@ -181,17 +180,14 @@ class Judgements:
         try:
             async with self._writing:
                 await asyncio.shield(asyncio.to_thread(write))
-            if group.erased:
-                raise NotFoundError("what was kept of this group is deleted", code="group_not_found")
         except OSError as exc:
             logger.error("a judgement is not kept: %s: %s", path, exc.strerror)
             raise ConflictError(f"the judgement cannot be kept ({exc.strerror}), so it does not count") from exc
-
-
-def _begun(group: KeptGroup, who: str) -> dict[str, Any]:
-    """What every line begins with: when, who, and whose group it is."""
-    named = {name: getattr(group.notes, name) for name in _NAMES}
-    return {"when": datetime.now(UTC).isoformat(), "who": who, "group": group.id, "route": group.route, **named}
+        if group.erased:
+            raise NotFoundError("what was kept of this group is deleted", code="group_not_found")
+        self._note(entry)
+        group.picks.pop(who, None)
+        return entry
 
 
 def _apply(group: KeptGroup) -> None:

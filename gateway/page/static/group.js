@@ -2,7 +2,7 @@
 import { ask } from "/ui/api.js";
 import { differences, dots, scale } from "/ui/draw.js";
 import { age, count, empty, h, number, save, show, span } from "/ui/dom.js";
-import { order, state } from "/ui/groups.js";
+import { facts, order, state } from "/ui/groups.js";
 
 /** Whether groups are judged blind; it stays on from group to group. */
 let blind = false;
@@ -49,7 +49,7 @@ export async function openGroup(main, id, app) {
       h("h1.unseen", {}, "A group"),
       h("div.crumbs", {}, h("a", { href: `#/groups?${order.query}` }, "← Groups"), h("span", {}, place()), h("button.quiet", { onclick: () => save(main, `group ${id.slice(0, 12)}`) }, "Save as a file")),
       asked(group),
-      h("div.facts", {}, h("div", {}, facts(secret)), h("div.state", {}, secret ? h("span.tag.judged", {}, "blind") : state(group))),
+      h("div.facts", {}, h("div", {}, facts(secret ? { ...group, policy: null } : group), more(secret)), h("div.state", {}, secret ? h("span.tag.judged", {}, "blind") : state(group))),
       group.why && !secret ? h("p.note.warn", {}, `The hook gave no rewards: ${group.why}`) : null,
       secret ? null : h("div.scale", {}, dots(group, axis, 40)),
       mayJudge ? tools(secret) : h("p.note", {}, "Your key may look. To judge, use a key that was made with --page judge."),
@@ -61,11 +61,7 @@ export async function openGroup(main, id, app) {
     const at = order.ids.indexOf(id);
     return at < 0 ? "" : `${at + 1} of ${order.ids.length}`;
   };
-  const facts = (secret) => [
-    age(group.at),
-    group.route && ` · ${group.route}`,
-    group.key && ` · ${group.key}`,
-    !secret && group.policy !== null && ` · policy ${group.policy}`,
+  const more = (secret) => [
     !secret && group.hook && ` · hook ${group.hook.split("/").pop()}`,
     group.session && ` · session ${group.session.slice(0, 24)}`,
     group.tools ? ` · ${count(group.tools, "tool")}` : "",

@@ -125,7 +125,8 @@ export async function openGroups(main, params, app) {
   };
 }
 
-const facts = (row) => [age(row.at), row.route && ` · ${row.route}`, row.key && ` · ${row.key}`, row.policy !== null && ` · policy ${row.policy}`, ` · ${count(row.size, "answer")}`];
+/** Where and when a group was, as words. */
+export const facts = (row) => [age(row.at), row.route && ` · ${row.route}`, row.key && ` · ${row.key}`, row.policy !== null && ` · policy ${row.policy}`, ` · ${count(row.size, "answer")}`];
 
 /** What became of a group, as labels. */
 export function state(row) {
