@@ -163,8 +163,7 @@ class KeptGroups(GroupWatcher):
         self.bytes = 0
 
     def judged(self, group: WatchedGroup) -> None:
-        kept = self._groups.get(group.group_id)
-        if kept is None:
+        if (kept := self._groups.get(group.group_id)) is None:
             kept = self._groups[group.group_id] = _kept(group)
         # rewards of two calls cannot be compared
         first = all(candidate.feedback is None for candidate in group.candidates)
@@ -188,24 +187,19 @@ class KeptGroups(GroupWatcher):
         self.touched(kept)
 
     def settling(self, group_id: str, delivered: Sequence[int], turn: DeliveredTurn | None) -> None:
-        kept = self._groups.get(group_id)
-        if kept is None:
-            return
-        kept.turn = turn or kept.turn
-        for index in delivered:
-            if index in kept.answers:
+        if (kept := self._groups.get(group_id)) is not None:
+            kept.turn = turn or kept.turn
+            for index in kept.answers.keys() & set(delivered):
                 kept.answers[index].delivered = True
-        self._changed(kept)
+            self._changed(kept)
 
     def over(self, group_id: str, reason: str | None) -> None:
-        kept = self._groups.get(group_id)
-        if kept is None:
-            return
-        kept.take_feedback()
-        kept.fate = "trained" if reason is None else str(reason)
-        # the conversation's memory is its own
-        kept.turn = None
-        self._changed(kept)
+        if (kept := self._groups.get(group_id)) is not None:
+            kept.take_feedback()
+            kept.fate = "trained" if reason is None else str(reason)
+            # the conversation's memory is its own
+            kept.turn = None
+            self._changed(kept)
 
     def forget(self, group_id: str) -> None:
         if (kept := self._groups.get(group_id)) is not None:
