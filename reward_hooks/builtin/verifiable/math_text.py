@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ", "0123456789+-=()n")
-_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎", "0123456789+-=()")
 _SIGNS = str.maketrans(
     {
         "\N{RIGHT SINGLE QUOTATION MARK}": "'",
@@ -305,8 +303,9 @@ def _check(clause: str, piece: str) -> None:
 def plain_signs(text: str) -> str:
     """``text`` with ASCII or LaTeX in place of other digits, signs, fractions, powers and roots."""
     text = _latex_signs(text)
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
-    text = re.sub("[₀-₎]+", lambda match: f"_{{{match[0].translate(_SUBSCRIPTS)}}}", text)
+    # their characters are plain ones below
+    text = re.sub("([⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ]+)", r"^{\1}", text)
+    text = re.sub("([₀-₎]+)", r"_{\1}", text)
     text = re.sub(r"(\d*)\s?([¼-¾⅐-⅞↉])", _fraction, text)
     text = _MIXED.sub(_mixed, text)
     text = unicodedata.normalize("NFKC", text)
