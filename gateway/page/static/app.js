@@ -65,8 +65,7 @@ async function open(again = false) {
   const [part, params = ""] = rest.split("?");
   if (!app.me) (knowing = known()).catch(() => {});
   for (const link of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("nav a")))
-    if (link.dataset.screen === (name === "group" ? "groups" : name)) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    link.ariaCurrent = link.dataset.screen === (name === "group" ? "groups" : name) ? "page" : null;
   const place = again ? scrollY : 0;
   try {
     const opened = await drawn(name, decodeURIComponent(part), params || rest.slice(1));

@@ -8,6 +8,8 @@ import { facts, order, state } from "/ui/groups.js";
 let blind = false;
 /** Corrections that are being written, by writer and group: who comes back to one goes on with it. */
 const drafts = new Map();
+/** The orders in which groups are judged blind, by id. */
+const orders = new Map();
 
 /** The group under `#/group/ID`. */
 export async function openGroup(main, id, app) {
@@ -269,12 +271,7 @@ function pretty(text) {
 
 /** An order that is the same for one group and one page, and unlike from page to page. */
 function shuffle(indices, id) {
-  let seed = [...(id + performance.timeOrigin)].reduce((sum, letter) => (Math.imul(sum, 31) + letter.charCodeAt(0)) >>> 0, 7);
-  const random = () => ((seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0) / 2 ** 32);
-  const order = [...indices];
-  for (let i = order.length - 1; i > 0; i--) {
-    const j = Math.floor(random() * (i + 1));
-    [order[i], order[j]] = [order[j], order[i]];
-  }
-  return order;
+  const drawn = () => indices.map((index) => [Math.random(), index]).sort(([a], [b]) => a - b);
+  if (!orders.has(id)) orders.set(id, drawn().map(([, index]) => index));
+  return orders.get(id);
 }
