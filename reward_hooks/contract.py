@@ -324,8 +324,6 @@ def checked_rewards(result: object, count: int, of: str) -> list[Reward]:
     values = list(cast("Sequence[object]", result))
     if len(values) != count:
         raise ResultError(f"returned {len(values)} rewards for {count} {of}")
-    if not values:
-        raise ResultError(f"was given no {of}")
     return [_checked_reward(value, index) for index, value in enumerate(values)]
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from pydantic import Field, FiniteFloat, model_validator
-from pydantic_core import PydanticCustomError
 
 from reward_hooks.contract import Candidate, texts_of
 from swarm.errors import ConfigError
@@ -37,11 +36,7 @@ class RecordedGroup(Model):
     @model_validator(mode="after")
     def _one_rank_each(self) -> Self:
         if self.rank is not None and len(self.rank) != len(self.candidates):
-            raise PydanticCustomError(
-                "rank",
-                "rank has {numbers} numbers for {count} candidates",
-                {"numbers": len(self.rank), "count": len(self.candidates)},
-            )
+            raise ValueError(f"rank has {len(self.rank)} numbers for {len(self.candidates)} candidates")
         return self
 
     @property

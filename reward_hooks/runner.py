@@ -265,10 +265,9 @@ class HookRunner:
             if inspect.isawaitable(done.value):
                 done = await self._settle(done.value, deadline - loop.time())
         except TimeoutError:
-            late = f"took longer than {seconds:g} s"
-            raise self._error(name, late, "hook_timeout", late) from None
+            raise self._error(name, f"took longer than {seconds:g} s", "hook_timeout") from None
         except HookError as exc:
-            raise self._error(name, exc.message, exc.code or "hook_busy", exc.message) from exc
+            raise self._error(name, exc.message, exc.code or "hook_busy") from exc
         error = done.error
         while isinstance(error, BaseExceptionGroup):
             # a TaskGroup raises a group of its failures: the error names the first of them
@@ -310,10 +309,10 @@ class HookRunner:
                 task.add_done_callback(self._stray.discard)
         raise TimeoutError
 
-    def _error(self, name: str, reason: str, code: str, public: str) -> HookError:
+    def _error(self, name: str, reason: str, code: str, public: str = "") -> HookError:
         # the text of an exception may hold a lone surrogate
         error = HookError(f"{self.source}: {name} {sendable(reason)}", code=code)
-        error.public_message = f"{name} {sendable(public)}"
+        error.public_message = f"{name} {sendable(public or reason)}"
         return error
 
 

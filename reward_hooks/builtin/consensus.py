@@ -63,15 +63,14 @@ class Consensus:
         counts = Counter(answer for answer in answers if answer is not None)
         if not counts:
             raise HookError("none of the answers holds what Consensus is to extract", code="no_answers")
-        most = max(counts.values())
-        return [self._reward(answer, counts, most, len(answers)) for answer in answers]
-
-    def _reward(self, answer: str | None, counts: Counter[str], most: int, size: int) -> Reward:
-        if answer is None:
-            return Reward(value=0.0, components={"votes": 0.0}, reason="no answer found in the text")
-        votes = counts[answer]
-        value = float(votes == most) if self._by == "majority" else votes / size
-        return Reward(value=value, components={"votes": float(votes)}, reason=f"{votes} of {size} say {answer[:80]!r}")
+        most, size = max(counts.values()), len(answers)
+        rewards: list[Reward] = []
+        for answer in answers:
+            votes = 0 if answer is None else counts[answer]
+            value = float(votes == most) if self._by == "majority" else votes / size
+            reason = "no answer found in the text" if answer is None else f"{votes} of {size} say {answer[:80]!r}"
+            rewards.append(Reward(value=value, components={"votes": float(votes)}, reason=reason))
+        return rewards
 
     def _answer(self, text: str) -> str | None:
         answer = text if self._pattern is None else last_match(self._pattern, text)

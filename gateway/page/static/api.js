@@ -21,30 +21,28 @@ export function on(kind, listener) {
   listeners[kind] = listener;
 }
 
-const late = new Map();
+/** When each question was asked that has no answer yet. */
+const waiting = new Map();
+const tellSlow = () => {
+  const seconds = Math.round((performance.now() - Math.min(...waiting.values())) / 1000);
+  listeners.slow(seconds < SLOW ? 0 : seconds);
+};
+setInterval(() => waiting.size && tellSlow(), 1000);
 
 /** Ask the gateway; the answer's JSON, within so many seconds at `most`.
  * @throws {Failure} */
 export async function ask(path, method = "GET", body = undefined, most = SECONDS) {
-  const controller = new AbortController();
-  const began = performance.now();
-  const name = {};
-  const timer = setInterval(() => {
-    const seconds = Math.round((performance.now() - began) / 1000);
-    if (seconds >= most) controller.abort();
-    if (seconds >= SLOW) late.set(name, seconds);
-    tellSlow();
-  }, 1000);
+  const signal = AbortSignal.timeout(most * 1000);
+  waiting.set(signal, performance.now());
   let response, text;
   try {
-    response = await fetch(`/ui/api${path}`, { method, headers: method === "GET" ? {} : HEADERS, body: body && JSON.stringify(body), signal: controller.signal });
+    response = await fetch(`/ui/api${path}`, { method, headers: method === "GET" ? {} : HEADERS, body: body && JSON.stringify(body), signal });
     text = await response.text();
   } catch {
-    if (controller.signal.aborted) throw new Failure(`The gateway has not answered within ${most} seconds.`, 0, "slow");
+    if (signal.aborted) throw new Failure(`The gateway has not answered within ${most} seconds.`, 0, "slow");
     throw new Failure("The gateway cannot be reached.", 0, "gone");
   } finally {
-    clearInterval(timer);
-    late.delete(name);
+    waiting.delete(signal);
     tellSlow();
   }
   let answer = null;
@@ -59,8 +57,6 @@ export async function ask(path, method = "GET", body = undefined, most = SECONDS
   if (response.status === 401 && path !== "/login") listeners.login(failure.message);
   throw failure;
 }
-
-const tellSlow = () => listeners.slow(Math.max(0, ...late.values()));
 
 /** The stream of events, from `last` on. The browser opens it again by itself and says what it got last.
  * @param {{live: () => void, gone: () => void, group: (row: any) => void, reset: () => void}} does */

@@ -93,7 +93,10 @@ class Code:
                 other groups left too little of it (``hook_timeout``), or no sandbox could be made (``no_sandbox``).
         """
         deadline = time.monotonic() + context.deadline_seconds
-        checks = [check_of(test) for test in self._tests(task)]
+        tests: Any = task.metadata.get(self._key)
+        if not isinstance(tests, list) or not tests:
+            raise HookError(f"task {task.task_id} has no metadata[{self._key!r}] with tests", code="no_reference")
+        checks = [check_of(test) for test in cast("list[Any]", tests)]
         share = _MOST_OF_THE_TIME * context.deadline_seconds / math.ceil(len(candidates) / self._parallel)
         runs = [
             self._pool.submit(self._judge, code_of(candidate.text), checks, share, deadline) for candidate in candidates
@@ -118,12 +121,6 @@ class Code:
             components={"passed": share},
             reason=f"{len(failures)} of {tests} tests fail: {failures[0]}" if failures else "",
         )
-
-    def _tests(self, task: Task) -> list[Any]:
-        tests: Any = task.metadata.get(self._key)
-        if not isinstance(tests, list) or not tests:
-            raise HookError(f"task {task.task_id} has no metadata[{self._key!r}] with tests", code="no_reference")
-        return cast("list[Any]", tests)
 
     def _judge(self, code: str, checks: list[Check], share: float, deadline: float) -> tuple[list[str], bool]:
         """Run the tests of one answer, one after the other: why tests fail, one reason each, and whether the answer
