@@ -43,6 +43,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from numbers import Real
 from typing import Annotated, Any, Literal, cast
 
@@ -339,8 +340,7 @@ def _checked_reward(value: object, index: int) -> Reward:
     if not isinstance(number, Real):
         raise ResultError(f"returned a {type(number).__name__} as reward {index}; return a number or a Reward")
     if not abs(float(number)) <= MOST_REWARD:
-        raise ResultError(
-            f"returned {float(number):g} as reward {index}; rewards must be finite, {MOST_REWARD:g} at most"
-        )
+        limit = f"go up to {MOST_REWARD:g}" if isfinite(number) else "must be finite"
+        raise ResultError(f"returned {float(number):g} as reward {index}; rewards {limit}")
     # validated again: model_construct and subclasses can hold anything
     return Reward.model_validate(value.model_dump() if isinstance(value, Reward) else {"value": float(number)})

@@ -49,7 +49,7 @@ SECRET = "my grandmother's pin"
 TOLD = {
     HEAD + "return [1.0, 2.0, 3.0]": "returned 3 rewards for 4 candidates",
     HEAD + "return [0.0, 1.0, float('nan'), 1.0]": "returned nan as reward 2; rewards must be finite",
-    HEAD + "return [0.0, 1e39, 1.0, 1.0]": "returned 1e+39 as reward 1; rewards must be finite, 1e+16 at most",
+    HEAD + "return [0.0, 1e39, 1.0, 1.0]": "returned 1e+39 as reward 1; rewards go up to 1e+16",
     HEAD + "raise KeyError(task.main_query)": "raised KeyError (on_compute_relative_reward.py, line 2)",
     "from swarm.errors import HookError\n" + HEAD + "raise HookError(task.main_query)": "gives no result "
     "(on_compute_relative_reward.py, line 3)",
