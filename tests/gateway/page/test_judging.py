@@ -269,15 +269,17 @@ async def test_a_stream_goes_on_where_it_was_cut() -> None:
     assert (await read(resumed, "group"))["id"] == "b"
 
 
-@pytest.mark.parametrize("last", ["other-1", "x", "-", "other-²"])
+@pytest.mark.parametrize("last", ["other-1", "x", "-", "²", "1" * 5000])
 async def test_a_page_that_missed_too_much_reads_everything_anew(last: str) -> None:
     events = Events()
     await read(follow(events, last), "reset")
-    epoch = events.latest.split("-")[0]
+    before = events.latest
     for number in range(3000):
         events.add(str(number), "r", {})
-    await read(follow(events, f"{epoch}-1"), "reset")
-    await read(follow(events, f"{epoch}-9999999"), "reset")
+    await read(follow(events, before), "reset")
+    await read(follow(events, str(int(before) + 999)), "reset")
+    assert (await read(follow(events, str(int(before) + 1000)), "group"))["event"] == str(int(before) + 1001)
+    await read(follow(events, str(int(before) + 9999)), "reset")
 
 
 async def test_of_one_group_the_last_row_is_sent_and_of_other_routes_none() -> None:

@@ -127,16 +127,24 @@ def watched(
     )
 
 
+class Told(Events):
+    def __init__(self, told: list[str]) -> None:
+        super().__init__()
+        self.told = told
+
+    def add(self, group_id: str, route: str, row: dict[str, Any]) -> None:
+        self.told.append(group_id)
+        super().add(group_id, route, row)
+
+
 class Page:
     """Kept groups with their judgements; ``told`` are the ids of groups that have changed."""
 
     def __init__(self, path: Path | None = None, max_bytes: int = 2**20) -> None:
         self.told: list[str] = []
         self.judgements = Judgements(path)
-        events = Events()
-        add = events.add
-        events.add = lambda group_id, route, row: (self.told.append(group_id), add(group_id, route, row))[1]
-        self.groups = KeptGroups(max_bytes, events, self.judgements.erase)
+        self.events = Told(self.told)
+        self.groups = KeptGroups(max_bytes, self.events, self.judgements.erase)
 
     def show(self, group: WatchedGroup) -> KeptGroup:
         self.groups.judged(group)
@@ -235,3 +243,16 @@ async def test_what_is_deleted_of_a_person_leaves_the_page_and_the_judgements(tm
     assert "about hers" not in path.read_text()
     assert (await page.groups.erase(lambda notes: notes.request_id == "req-his"))["judgements"] == 3
     assert path.read_text() == "" and page.groups.opened(Caller()) == []
+
+
+async def test_what_is_deleted_of_a_group_that_had_left_is_streamed_to_nobody() -> None:
+    page = Page(max_bytes=1)
+    begin = page.events.latest
+    for name in ("hers", "his"):
+        page.show(watched(name, 1.0, 0.0, user=name))
+    await page.groups.erase(Subject(user="hers").fits)
+    stream = page.events.follow(Caller, begin)
+    assert b"event: hello" in await anext(stream)
+    assert b"event: reset" in (reset := await anext(stream)) and b"hers" not in reset
+    page.groups.compared("his", 0.5)
+    assert b'"id":"his"' in (row := await anext(stream)) and b"hers" not in row
