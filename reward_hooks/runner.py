@@ -69,22 +69,18 @@ class _HookThread(Thread):
     def run(self) -> None:
         while (work := self.calls.get()) is not None:
             call, report = work
-            report(_outcome(call))
+            try:
+                done = Done(value=call())
+            except BaseException as exc:  # SystemExit must not be printed
+                done = Done(error=exc)
+            report(done)
             # what it was called with is nobody's to keep; the traceback of an error leads to this frame
-            del work, call, report
+            del work, call, report, done
 
 
 def _end(threads: list[_HookThread]) -> None:
     for thread in threads:
         thread.calls.put(None)
-
-
-def _outcome(call: Callable[[], Any]) -> Done:
-    """What ``call`` returns or raises."""
-    try:
-        return Done(value=call())
-    except BaseException as exc:  # SystemExit must not be printed
-        return Done(error=exc)
 
 
 class HookThreads:

@@ -1,20 +1,9 @@
 // Elements and words. Texts of others reach the page through textContent alone: `h` makes no markup of a string.
 
-const SVG = "http://www.w3.org/2000/svg";
-
-/** An element: `h("p.note", {title: "..."}, "text", child)`; a property that begins with "on" listens. */
-export function h(name, properties = {}, ...children) {
+/** What makes elements: `h("p.note", {title: "..."}, "text", child)`; a property that begins with "on" listens. */
+const maker = (create) => (name, properties = {}, ...children) => {
   const [tag, ...classes] = name.split(".");
-  return filled(document.createElement(tag), classes, properties, children);
-}
-
-/** The same of SVG. */
-export function svg(name, properties = {}, ...children) {
-  const [tag, ...classes] = name.split(".");
-  return filled(document.createElementNS(SVG, tag), classes, properties, children);
-}
-
-function filled(element, classes, properties, children) {
+  const element = create(tag);
   if (classes.length) element.setAttribute("class", classes.join(" "));
   for (const [name, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
@@ -24,7 +13,10 @@ function filled(element, classes, properties, children) {
   }
   element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false && child !== ""));
   return element;
-}
+};
+
+export const h = maker((tag) => document.createElement(tag));
+export const svg = maker((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
 
 /** Replace what `parent` contains; a link, button or text that the keyboard is at, and that is there again, keeps it. */
 export function show(parent, ...children) {
