@@ -30,7 +30,6 @@ from gateway.page.learning import Servers
 from gateway.page.login import Logins, Visitor, refuse_foreign
 from gateway.page.selection import VIEWS, GroupQuery, select
 from gateway.page.stream import Events
-from gateway.runtime import Gateway
 from gateway.types import Caller
 from swarm.errors import ForbiddenError, NotFoundError, RequestError, UnavailableError
 from swarm.http.asgi import read_body
@@ -139,11 +138,9 @@ class WebPage:
         return response
 
     async def _me(self, request: Request, visitor: Visitor) -> Any:
-        gateway: Gateway = request.state.gateway
-        caller = visitor.holder.caller
-        routes = [route.name for route in gateway.routes.plan.routes if caller.opens(route.name)]
+        opens, planned = visitor.holder.caller.opens, request.state.gateway.routes.plan.routes
         me = {"name": visitor.name, "scope": visitor.scope, "admin": visitor.holder.admin}
-        return {**me, "keyless": self._keys.open, "routes": routes}
+        return {**me, "keyless": self._keys.open, "routes": [route.name for route in planned if opens(route.name)]}
 
     async def _list(self, request: Request, visitor: Visitor) -> Any:
         query = _validated(GroupQuery.model_validate, dict(request.query_params), "the query")
@@ -170,11 +167,10 @@ class WebPage:
         return {"last": self._events.latest, **group.whole()}
 
     async def _judge(self, request: Request, visitor: Visitor) -> Any:
-        gateway: Gateway = request.state.gateway
         group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
         judgement = await _body(request, GivenJudgement)
         kept = await self._judgements.judge(group, visitor.name, judgement)
-        gateway.sessions.counts.feedback["counts" if kept["trains"] else "late"] += 1
+        request.state.gateway.sessions.counts.feedback["counts" if kept["trains"] else "late"] += 1
         self.watcher.touched(group)
         return {**kept, "agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
@@ -185,8 +181,7 @@ class WebPage:
         return {"agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _learning(self, request: Request, visitor: Visitor) -> Any:
-        gateway: Gateway = request.state.gateway
-        answer = await self._servers.learning(gateway, visitor.holder.caller)
+        answer = await self._servers.learning(request.state.gateway, visitor.holder.caller)
         return {**answer, "agreement": self._judgements.agreement(visitor.holder.caller.opens)}
 
     async def _move(self, request: Request, visitor: Visitor) -> Any:

@@ -13,13 +13,9 @@ export class Failure extends Error {
   }
 }
 
-/** @type {{slow: (seconds: number) => void, login: (message: string) => void}} */
-const listeners = { slow: () => {}, login: () => {} };
-
-/** `slow(seconds)` is called while an answer is late, with 0 when it is there; `login(message)` when one is needed. */
-export function on(kind, listener) {
-  listeners[kind] = listener;
-}
+/** `slow(seconds)` is called while an answer is late, with 0 when it is there; `login(message)` when one is needed.
+ * @type {{slow: (seconds: number) => void, login: (message: string) => void}} */
+export const listeners = { slow: () => {}, login: () => {} };
 
 /** When each question was asked that has no answer yet. */
 const waiting = new Map();

@@ -1,5 +1,5 @@
 // The frame: which screen is open, the keys, the login, and what is wrong with the gateway, in words.
-import { Failure, ask, on, stream } from "/ui/api.js";
+import { Failure, ask, listeners, stream } from "/ui/api.js";
 import { empty, h, show, tick } from "/ui/dom.js";
 import { openGroups, order } from "/ui/groups.js";
 
@@ -172,12 +172,12 @@ document.addEventListener("keydown", (event) => {
 });
 // as a link it would lead to another screen
 document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
-on("slow", (seconds) => {
+listeners.slow = (seconds) => {
   if (seconds) say(`The gateway takes long to answer: ${seconds} s so far.`);
   else if (!goneSince) say("");
-});
+};
 // what was asked at once is refused at once: a form that somebody writes into stays
-on("login", (message) => document.querySelector("form.login") ?? login(message));
+listeners.login = (message) => document.querySelector("form.login") ?? login(message);
 // a browser has six connections to one gateway: a tab that nobody sees holds none
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) events?.close();
