@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measurements, each a subcommand that prints JSON; its module says what it measures and how."""
+"""``python -m benchmarks``: measurements, each a subcommand that prints JSON; its module says what it measures."""
 
 from __future__ import annotations
 
