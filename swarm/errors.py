@@ -35,6 +35,7 @@ class SwarmGatewayError(Exception):
         code: machine-readable word, e.g. ``"episode_not_found"``.
         param: the request field at fault, when there is one.
         retry_after: seconds after which a retry may succeed; ``None`` where no retry helps.
+        status: over HTTP; default that of the class.
     """
 
     status = 500
@@ -42,10 +43,17 @@ class SwarmGatewayError(Exception):
     default_code: str | None = None
 
     def __init__(
-        self, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+        status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.status = status or type(self).status
         self.code = code or self.default_code
         self.param = param
         self.retry_after = retry_after
@@ -188,8 +196,7 @@ class RelayedError(RequestError):
 
     def __init__(self, status: int, error: dict[str, Any]) -> None:
         code = CONTEXT_LENGTH if error.get("code") == CONTEXT_LENGTH else None
-        super().__init__(str(error.get("message") or f"the upstream answered {status}"), code=code)
-        self.status = status
+        super().__init__(str(error.get("message") or f"the upstream answered {status}"), code=code, status=status)
         self._error = error
 
     def body(self) -> dict[str, Any]:

@@ -198,8 +198,8 @@ class ErrorMiddleware:
         exchange = _Exchange(scope, receive, send, limit, self._body_seconds)
         try:
             if header(scope["headers"], b"sec-websocket-version") is not None:
-                # of its offer a proxy such as nginx passes on the rest alone
-                raise no_websockets()
+                # clients that try a WebSocket first (Codex) ask by HTTP at once upon a 426
+                raise RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets", status=426)
             await self.app(scope, exchange.receive, exchange.send)
         except (SwarmGatewayError, HTTPException, RequestValidationError, ClientDisconnect, ClientGoneError) as exc:
             if exchange.begun:
@@ -261,15 +261,13 @@ class _Exchange:
         return message
 
     def _check(self) -> None:
-        error: RequestError | None = None
-        if self._size > self._limit:
-            error = PayloadTooLargeError(f"the request body is larger than the limit of {self._limit} bytes")
-        elif asyncio.get_running_loop().time() > self._deadline:
-            error = RequestError(f"the request body did not arrive within {self._seconds:g} s", code="body_timeout")
-            error.status = 408
-        if error is not None:
-            self._refused = True
-            raise error
+        too_large, too_late = self._size > self._limit, asyncio.get_running_loop().time() > self._deadline
+        self._refused = too_large or too_late
+        if too_large:
+            raise PayloadTooLargeError(f"the request body is larger than the limit of {self._limit} bytes")
+        if too_late:
+            late = f"the request body did not arrive within {self._seconds:g} s"
+            raise RequestError(late, code="body_timeout", status=408)
 
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
@@ -379,9 +377,7 @@ def http_error_response(request: Request, exc: HTTPException) -> Response:
         return error_response(NotFoundError(message, code="route_not_found"))
     if exc.status_code == 405:
         return error_response(MethodError(message, _methods_at(request) or (exc.headers or {}).get("Allow", "")))
-    error = RequestError(message)
-    error.status = exc.status_code
-    return error_response(error)
+    return error_response(RequestError(message, status=exc.status_code))
 
 
 def _methods_at(request: Request) -> str:
@@ -390,14 +386,6 @@ def _methods_at(request: Request) -> str:
     fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     methods = [method for route in fitting if route.path == fitting[0].path for method in route.methods or ()]
     return ", ".join(sorted({*methods}))
-
-
-def no_websockets() -> RequestError:
-    """The answer to a request for a WebSocket: a 426, upon which clients that try one first (Codex) ask by HTTP at
-    once."""
-    error = RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets")
-    error.status = 426
-    return error
 
 
 def stopping() -> UnavailableError:

@@ -66,7 +66,8 @@ class JsonBodies:
             if not (is_json(media_type) if other is None else _media_type(media_type) == other):
                 wanted = "JSON with `content-type: application/json`" if other is None else f"`content-type: {other}`"
                 message = f"content-type {media_type.decode('latin-1')!r}: send {wanted}"
-                await error_response(_refusal(415, message, "unsupported_media_type"))(scope, receive, send)
+                error = RequestError(message, code="unsupported_media_type", status=415)
+                await error_response(error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -76,20 +77,20 @@ def foreign(headers: RawHeaders, remedy: str, origins: Collection[bytes] = ()) -
     host = header(headers, b"host")
     # HTTP/1.0 needs no host; browsers always send one
     if host is not None and not _names_loopback(b"//" + host):
-        return _refusal(
-            421,
+        return RequestError(
             f"host {host.decode('latin-1')!r}: a caller without a key is answered at 127.0.0.1 and localhost only. "
             f"From a container (host.docker.internal) or another machine: {remedy}. Or use `ssh -L` to another "
             "machine, and start the container with `--network host`: both let 127.0.0.1 be used",
-            "foreign_host",
+            code="foreign_host",
+            status=421,
         )
     origin = header(headers, b"origin")
     # "null" (a file, a sandboxed frame) is anybody
     if origin is not None and origin not in origins and not _names_loopback(origin):
-        return _refusal(
-            403,
+        return RequestError(
             f"origin {origin.decode('latin-1')!r}: pages of other hosts may not use a server without a key",
-            "foreign_origin",
+            code="foreign_origin",
+            status=403,
         )
     return None
 
@@ -111,9 +112,3 @@ def is_json(content_type: bytes) -> bool:
 
 def _media_type(content_type: bytes) -> str:
     return content_type.decode("latin-1").partition(";")[0].strip().lower()
-
-
-def _refusal(status: int, message: str, code: str) -> RequestError:
-    error = RequestError(message, code=code)
-    error.status = status
-    return error

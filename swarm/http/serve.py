@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import json
 import logging
 import random
 import re
@@ -22,14 +21,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from swarm.errors import ConfigError
-from swarm.http.asgi import App, no_websockets
+from swarm.http.asgi import App
 from swarm.http.client import probe_silence
 
 logger = logging.getLogger(__name__)
@@ -41,7 +39,7 @@ SHUTDOWN_SECONDS = 10
 _OPEN_FILES = 65_536
 #: below the ports that systems give to connections and to servers at port 0, unless somebody has set it otherwise
 _LASTING_PORTS = range(20_000, 29_000)
-_HTTP2_OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
+_UPGRADE = re.compile(rb"\r\nupgrade:[ \t]*(?:h2c|websocket)[ \t]*(?=\r\n)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,8 @@ def free_port() -> int:
 
 
 class Http11(HttpToolsProtocol):
-    """HTTP 1.1 for clients that offer to go on in HTTP 2 (``Upgrade: h2c``), as Java's own does with each request: with
-    the offer in its head, httptools drops a request's body."""
+    """HTTP 1.1 for clients that offer to go on in HTTP 2, as Java's own does with each request, or by WebSocket: with
+    ``Upgrade`` in its head, httptools drops a request's body."""
 
     _in_body = False
 
@@ -139,28 +137,10 @@ class Http11(HttpToolsProtocol):
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        if not self._in_body and b"h2c" in data:
+        if not self._in_body and b"pgrade:" in data:
             head, end, rest = data.partition(b"\r\n\r\n")
-            data = _HTTP2_OFFER.sub(b"", head + end) + rest
+            data = _UPGRADE.sub(b"", head + end) + rest
         super().data_received(data)
-
-
-class NoWebSockets(asyncio.Protocol):
-    """Answers a request for a WebSocket as :func:`no_websockets` says."""
-
-    def __init__(self, **_: object) -> None:
-        """Takes what uvicorn gives."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's
-        stream = cast("asyncio.Transport", transport)
-        content = json.dumps(no_websockets().body()).encode()
-        head = (
-            "HTTP/1.1 426 Upgrade Required\r\nupgrade: HTTP/1.1\r\nconnection: upgrade, close\r\n"
-            f"content-type: application/json\r\nx-should-retry: false\r\ncontent-length: {len(content)}\r\n\r\n"
-        )
-        stream.write(head.encode() + content)
-        stream.close()
 
 
 def uvicorn_config(
@@ -175,7 +155,7 @@ def uvicorn_config(
     return uvicorn.Config(
         app,
         http=Http11,
-        ws=NoWebSockets,
+        ws="none",
         lifespan="on",
         access_log=False,
         server_header=False,

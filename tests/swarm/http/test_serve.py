@@ -15,11 +15,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from swarm.errors import ConfigError
+from swarm.http.asgi import ErrorMiddleware
 from swarm.http.serve import allow_connections, bind, free_port, run_app, uvicorn_config
 from tests.swarm.http.test_client import probes
 
 WEBSOCKET = (
-    b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"connection: Upgrade, close\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
     b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
 
@@ -167,7 +168,8 @@ async def _answer_to(line: bytes, rest: bytes) -> bytes:
         await Response(body, headers={"connection": "close"})(scope, receive, send)
 
     with bind("127.0.0.1", 0) as sock:
-        server = uvicorn.Server(uvicorn_config(app, shutdown_seconds=1, log_level="warning"))
+        checked = ErrorMiddleware(app, body_limit=lambda _: 1000)
+        server = uvicorn.Server(uvicorn_config(checked, shutdown_seconds=1, log_level="warning"))
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
         writer.write(line + b" HTTP/1.1\r\nhost: localhost\r\n" + rest)
