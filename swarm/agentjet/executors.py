@@ -10,9 +10,9 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any, Generic, ParamSpec, Self, TypeVar
+from typing import Generic, ParamSpec, Self, TypeVar
 
 from swarm.client import RetryPolicy
 from swarm.client.episodes import attempts_of, is_last
@@ -76,18 +76,15 @@ def retried(
     return call
 
 
-class BoundedThreadPoolExecutor(Executor):
+class BoundedThreadPoolExecutor(ThreadPoolExecutor):
     """A thread pool whose :meth:`submit` blocks while ``max_queue_size`` calls are not done yet; an episode that a call
     begins must end in that call, or it is aborted."""
 
     def __init__(self, max_workers: int, max_queue_size: int = 100) -> None:
         if max_queue_size < 1:
             raise ValueError("max_queue_size must be at least 1, or nothing could ever be submitted")
-        self._pool = ThreadPoolExecutor(max_workers, thread_name_prefix="episodes")
-        self._max_pending = max_queue_size
-        self._pending = 0
-        self._closed = False
-        self._free = threading.Condition()
+        super().__init__(max_workers, thread_name_prefix="episodes")
+        self._free = threading.Semaphore(max_queue_size)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` in a thread, once there is room.
@@ -95,30 +92,14 @@ class BoundedThreadPoolExecutor(Executor):
         Raises:
             RuntimeError: the executor was shut down, maybe while this waited.
         """
-        with self._free:
-            self._free.wait_for(lambda: self._closed or self._pending < self._max_pending)
-            if self._closed:
-                raise RuntimeError("cannot submit after shutdown")
-            self._pending += 1
+        self._free.acquire()
         try:
-            future = self._pool.submit(attempt()(fn), *args, **kwargs)
+            future = super().submit(attempt()(fn), *args, **kwargs)
         except BaseException:
-            self._release()
+            self._free.release()
             raise
-        future.add_done_callback(self._release)
+        future.add_done_callback(lambda _: self._free.release())
         return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more; submitters that wait are told."""
-        with self._free:
-            self._closed = True
-            self._free.notify_all()
-        self._pool.shutdown(wait, cancel_futures=cancel_futures)
-
-    def _release(self, _: Any = None) -> None:
-        with self._free:
-            self._pending -= 1
-            self._free.notify()
 
 
 class PeriodicDrainThreadPoolExecutor(Generic[T]):

@@ -53,9 +53,9 @@ def test_a_shutdown_tells_submitters_that_wait() -> None:
     with ThreadPoolExecutor(1) as other:
         waiting = other.submit(pool.submit, release.wait, PATIENCE)
         pool.shutdown(wait=False)
+        release.set()
         with pytest.raises(RuntimeError, match="after shutdown"):
             waiting.result(PATIENCE)
-    release.set()
     assert running.result(PATIENCE)
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(release.wait)
