@@ -4,17 +4,6 @@
 :func:`install` puts the shim into this process. Importing this package does neither.
 """
 
-from __future__ import annotations
+from swarm.agentjet.shim import install
 
 __all__ = ["install"]
-
-
-def install() -> bool:
-    """Let ``import ajet`` find :mod:`swarm.agentjet`, unless AgentJet itself can be imported.
-
-    Returns:
-        Whether the shim answers: ``False`` where AgentJet itself is installed.
-    """
-    from swarm.agentjet.shim import install
-
-    return install()

@@ -50,31 +50,27 @@ _READERS = {
 }
 
 #: AgentJet's module -> its name -> where the object is. Older names of its modules are listed beside the newer ones.
-MODULES: dict[str, dict[str, str]] = {
+_HOLDERS: dict[str, dict[str, str]] = {
     "ajet": {**_JOB, **_SCHEMA, **_WORKFLOW, **_TUNER},
-    "ajet.copilot": {},
     "ajet.copilot.job": _JOB,
-    "ajet.default_config": {},
     "ajet.default_config.ajet_config_schema": _READER_SETTINGS,
     "ajet.default_config.ajet_default": _READER_SETTINGS,
-    "ajet.schema": {},
     "ajet.schema.task": _SCHEMA,
     "ajet.task_reader": _READERS,
     "ajet.task_reader.hf_dataset_reader": {"HuggingFaceTaskReader": _READERS["HuggingFaceTaskReader"]},
     "ajet.task_reader.jsonl_reader": {"JsonlTaskReader": _READERS["JsonlTaskReader"]},
     "ajet.tuner": _TUNER,
-    "ajet.tuner_lib": {},
     "ajet.tuner_lib.as_oai_baseurl_apikey": _ENDPOINT,
-    "ajet.tuner_lib.experimental": {},
     "ajet.tuner_lib.experimental.as_swarm_client": _CLIENT,
     "ajet.tuner_lib.experimental.interchange_utils": _THROTTLE,
     "ajet.tuner_lib.experimental.swarm_client": _CLIENT,
-    "ajet.utils": {},
     "ajet.utils.message_utils": {"is_token_overflow_message": "swarm.agentjet.schema:is_token_overflow_message"},
     "ajet.utils.retry": {"retry_with_backoff": "swarm.agentjet.executors:retry_with_backoff"},
     "ajet.utils.thread_executors": _EXECUTORS,
     "ajet.workflow": _WORKFLOW,
 }
+#: The same, with the packages that hold them.
+MODULES = {".".join(name.split(".")[:depth]): {} for name in _HOLDERS for depth in (1, 2, 3)} | _HOLDERS
 
 _NOT_HERE = "docs/agentjet.md lists what swarm.agentjet has"
 
@@ -117,7 +113,11 @@ def _attribute(module: ModuleType, name: str) -> Any:
 
 
 def install() -> bool:
-    """See :func:`swarm.agentjet.install`."""
+    """Let ``import ajet`` find :mod:`swarm.agentjet`, unless AgentJet itself can be imported.
+
+    Returns:
+        Whether the shim answers: ``False`` where AgentJet itself is installed.
+    """
     if not any(isinstance(finder, Shim) for finder in sys.meta_path):
         # last: what is installed is found first
         sys.meta_path.append(Shim())

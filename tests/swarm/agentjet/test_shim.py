@@ -78,7 +78,7 @@ def test_nothing_happens_before_install(tmp_path: Path) -> None:
     probe = "import sys, swarm, swarm.client, swarm.agentjet, swarm.agentjet.yaml_job\n"
     probe += "print([m for m in sys.modules if m.startswith('swarm.agentjet')])\nimport ajet"
     done = run(tmp_path, "-c", probe)
-    assert done.stdout == "['swarm.agentjet', 'swarm.agentjet.yaml_job']\n"
+    assert done.stdout == "['swarm.agentjet.shim', 'swarm.agentjet', 'swarm.agentjet.yaml_job']\n"
     assert "No module named 'ajet'" in done.stderr
     # and the shim alone loads none of what it leads to
     probe = "import sys, swarm.agentjet; swarm.agentjet.install(); import ajet.copilot.job\n"
