@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm.code_snapshots.manifest import BYTECODE, MIB, ArchiveLimits, check_name, digest_of, fingerprint
+from swarm.code_snapshots.manifest import BYTECODE, ArchiveLimits, check_name, digest_of, fingerprint
 from swarm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ _GIT_SECONDS = 60.0
 _SUBMODULE, _LINK, _EXECUTABLE = "160000", "120000", "100755"
 _UNTRACKED, _IGNORED = "git does not track it", "git ignores it"
 _NOT_NAMED = "it is none of the named packages"
+#: Name in the archive, path, size, and whether it is executable.
+_File = tuple[str, str, int, bool]
 
 
 class CodeArchive(NamedTuple):
@@ -79,24 +81,22 @@ def build_archive(
     _log(root, left_out)
     if not files:
         raise ConfigError(f"code to sync: there is nothing to send in {root}: `git add` the code")
-    _check_size(root, files, limits)
-    marked = _executables(root)
+    if len(files) > limits.max_files:
+        raise _too_large(root, files, f"there are {len(files)} files, at most {limits.max_files} are accepted")
+    total = sum(size for _, _, size, _ in files)
+    if total > limits.max_total_bytes:
+        raise _too_large(root, files, f"they have {total} bytes, at most {limits.max_total_bytes} are accepted")
     buffer = io.BytesIO()
     manifest: dict[str, str] = {}
     blobs: dict[str, set[str]] = {}
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as writer:
-        for name, path, _ in files:
-            content, executable = _read(path, limits)
-            if marked is not None:
-                executable = os.path.normcase(path) in marked
-            _write(writer, name, content, executable, limits)
+        for name, path, _, executable in files:
+            content = _read(path, limits)
+            writer.writestr(_entry(name, executable), content)
             manifest[name] = fingerprint(content, executable)
             blobs[name] = _blobs_of(content)
     if buffer.tell() > limits.max_archive_bytes:
         raise _too_large(root, files, f"packed they have {buffer.tell()} bytes, at most {limits.max_archive_bytes}")
-    total = sum(size for _, _, size in files)
-    if total > MIB and total > limits.max_ratio * buffer.tell():
-        raise _too_large(root, files, f"they compress by more than {limits.max_ratio:g}:1, which code does not")
     return CodeArchive(buffer.getvalue(), left_out, manifest, _revision(root, packages, left_out, blobs))
 
 
@@ -224,19 +224,18 @@ def _git(root: Path, *command: str) -> list[str]:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _files(
-    root: Path, tracked: list[str], left_out: dict[str, str], limits: ArchiveLimits
-) -> list[tuple[str, str, int]]:
-    """Name in the archive, path and size of each file to pack; adds the others to ``left_out``."""
+def _files(root: Path, tracked: list[str], left_out: dict[str, str], limits: ArchiveLimits) -> list[_File]:
+    """The files to pack; adds the others to ``left_out``."""
     inside = os.path.realpath(root)
     # git's names have slashes, and cases of letters that a disk need not have
     contents = {os.path.normcase(f"{inside}/{name}") for name in tracked}
-    folders: dict[str, str] = {}
-    files: list[tuple[str, str, int]] = []
+    marked = _executables(root)
+    files: list[_File] = []
     for name in tracked:
         path = f"{root}/{name}"
         try:
-            resolved, status = _resolved(path, folders)
+            resolved = os.path.realpath(path, strict=True)
+            status = os.stat(resolved)
         except OSError as exc:
             if os.path.islink(path):
                 left_out[name] = "it is a link to nothing"
@@ -244,7 +243,8 @@ def _files(
                 raise ConfigError(f"code to sync: cannot read {path}: {exc}") from exc
             # else it was deleted
             continue
-        if os.path.normcase(resolved) not in contents:
+        plain = os.path.normcase(resolved)
+        if plain not in contents:
             left_out[name] = "it leads to no file that is tracked in this folder"
         elif not stat.S_ISREG(status.st_mode):
             left_out[name] = "it is not a regular file"
@@ -253,24 +253,9 @@ def _files(
         elif wrong := check_name(name):
             raise ConfigError(f"code to sync: {path!r} cannot be packed: {wrong}")
         else:
-            files.append((name, resolved, status.st_size))
+            executable = bool(status.st_mode & stat.S_IXUSR) if marked is None else plain in marked
+            files.append((name, resolved, status.st_size, executable))
     return files
-
-
-def _resolved(path: str, folders: dict[str, str]) -> tuple[str, os.stat_result]:
-    """``path`` without links, and what is there; ``folders`` keeps resolved folders, which most files share.
-
-    Raises:
-        OSError: there is nothing, or a loop of links.
-    """
-    status = os.lstat(path)
-    if stat.S_ISLNK(status.st_mode):
-        resolved = os.path.realpath(path, strict=True)
-        return resolved, os.stat(resolved)
-    folder, name = os.path.split(path)
-    if folder not in folders:
-        folders[folder] = os.path.realpath(folder, strict=True)
-    return os.path.join(folders[folder], name), status
 
 
 def left_out_lines(left_out: Mapping[str, str], most: int = 10) -> dict[str, str]:
@@ -290,46 +275,30 @@ def _log(root: Path, left_out: dict[str, str]) -> None:
         logger.log(level, "code to sync: left out of %s, because %s: %s", root, reason, names)
 
 
-def _check_size(root: Path, files: list[tuple[str, str, int]], limits: ArchiveLimits) -> None:
-    total = sum(size for _, _, size in files)
-    if len(files) > limits.max_files:
-        raise _too_large(root, files, f"there are {len(files)} files, at most {limits.max_files} are accepted")
-    if total > limits.max_total_bytes:
-        raise _too_large(root, files, f"they have {total} bytes, at most {limits.max_total_bytes} are accepted")
-
-
-def _too_large(root: Path, files: list[tuple[str, str, int]], why: str) -> ConfigError:
+def _too_large(root: Path, files: list[_File], why: str) -> ConfigError:
     largest = sorted(files, key=lambda file: file[2], reverse=True)[:3]
-    names = ", ".join(f"{name} ({size} bytes)" for name, _, size in largest)
+    names = ", ".join(f"{name} ({size} bytes)" for name, _, size, _ in largest)
     return ConfigError(
         f"code to sync: {root} is too large: {why}; sync a smaller folder, or take files out of git; the largest are "
         f"{names}"
     )
 
 
-def _read(path: str, limits: ArchiveLimits) -> tuple[bytes, bool]:
+def _read(path: str, limits: ArchiveLimits) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as reader:
-            status = os.fstat(reader.fileno())
-            content = reader.read(status.st_size + 1)
-            if len(content) > status.st_size:
-                content += reader.read(limits.max_file_bytes)
+        with open(path, "rb") as reader:
+            content = reader.read(limits.max_file_bytes + 1)
     except OSError as exc:
         raise ConfigError(f"code to sync: cannot read {path}: {exc.strerror}") from exc
     if len(content) > limits.max_file_bytes:
         raise ConfigError(f"code to sync: {path} grew while it was packed")
-    return content, bool(status.st_mode & stat.S_IXUSR)
+    return content
 
 
-def _write(writer: zipfile.ZipFile, name: str, content: bytes, executable: bool, limits: ArchiveLimits) -> None:
+def _entry(name: str, executable: bool) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(name, _EPOCH)
     # always "made on Unix": so the bytes are equal everywhere, and the mode counts
     info.create_system = 3
     info.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
     info.compress_type = zipfile.ZIP_DEFLATED
-    writer.writestr(info, content)
-    if len(content) > MIB and len(content) > limits.max_ratio * info.compress_size:
-        # the server would take megabytes of zeros for a bomb
-        raise ConfigError(
-            f"code to sync: {name} compresses by more than {limits.max_ratio:g}:1, so it is no code: take it out of git"
-        )
+    return info

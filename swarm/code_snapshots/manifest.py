@@ -20,7 +20,7 @@ from swarm.errors import RequestError
 from swarm.types import Model
 
 MIB = 1024 * 1024
-MAX_NAME_BYTES = 1024
+_MAX_NAME_BYTES = 1024
 _MAX_PART_BYTES, _MAX_PARTS = 255, 32
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 #: Name of the folders of bytecode.
@@ -37,7 +37,6 @@ class ArchiveLimits(Model):
     max_total_bytes: int = Field(default=256 * MIB, ge=1024, description="all files together, unpacked")
     max_file_bytes: int = Field(default=16 * MIB, ge=1024, description="one file, unpacked")
     max_files: int = Field(default=10_000, ge=1, le=60_000, description="files and folders")
-    max_ratio: float = Field(default=200.0, gt=1, description="unpacked to packed size, from 1 MiB unpacked on")
 
 
 def check_name(name: str) -> str:
@@ -60,8 +59,8 @@ def check_name(name: str) -> str:
         return "its name leads out of the folder ('..')"
     if "." in parts or "" in parts:
         return "its name has an empty part or '.'"
-    if len(encoded) > MAX_NAME_BYTES or any(len(part.encode()) > _MAX_PART_BYTES for part in parts):
-        return f"its name is longer than {MAX_NAME_BYTES} bytes, or a part of it than {_MAX_PART_BYTES}"
+    if len(encoded) > _MAX_NAME_BYTES or any(len(part.encode()) > _MAX_PART_BYTES for part in parts):
+        return f"its name is longer than {_MAX_NAME_BYTES} bytes, or a part of it than {_MAX_PART_BYTES}"
     if len(parts) > _MAX_PARTS:
         return f"its name is more than {_MAX_PARTS} folders deep"
     return ""
