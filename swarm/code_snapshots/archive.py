@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 #: zip's first day; a file's own date would make equal code look different
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _GIT_SECONDS = 60.0
-_SUBMODULE, _LINK, _EXECUTABLE = "160000", "120000", "100755"
+_SUBMODULE, _EXECUTABLE = "160000", "100755"
 _UNTRACKED, _IGNORED = "git does not track it", "git ignores it"
 _NOT_NAMED = "it is none of the named packages"
 #: Name in the archive, path, size, and whether it is executable.
@@ -106,10 +106,6 @@ def _tracked(root: Path) -> tuple[list[str], dict[str, str]]:
     entries = {name: entry for entry, _, name in (line.partition("\t") for line in _listed(root, "--stage"))}
     left_out = {name: "it is a submodule" for name, entry in entries.items() if entry.startswith(_SUBMODULE)}
     left_out |= {name: "it is bytecode" for name in entries if BYTECODE in name.split("/")}
-    links = [name for name, entry in entries.items() if entry.startswith(_LINK)]
-    if links and _is_off(root, "core.symlinks"):
-        texts = [name for name in links if _has_blob(f"{root}/{name}", entries[name].split(" ")[1])]
-        left_out |= dict.fromkeys(texts, "it is a link, of which this checkout has the text alone")
     others = ("--others", "--exclude-standard", "--directory")
     left_out |= dict.fromkeys(_listed(root, *others), _UNTRACKED)
     left_out |= dict.fromkeys(_listed(root, *others, "--ignored"), _IGNORED)
@@ -119,34 +115,20 @@ def _tracked(root: Path) -> tuple[list[str], dict[str, str]]:
 def _executables(root: Path) -> set[str] | None:
     """The files that git has as executable, where the disk does not say so (``core.fileMode`` off, as on Windows and on
     its disks in WSL); ``None`` where each file's own mode counts."""
-    if not _is_off(root, "core.fileMode"):
+    try:
+        if _git(root, "config", "-z", "--bool", "--get", "core.fileMode") != ["false"]:
+            return None
+    except ConfigError:  # it is not set
         return None
     inside = os.path.realpath(root)
     entries = (line.partition("\t") for line in _listed(root, "--stage"))
     return {os.path.normcase(f"{inside}/{name}") for entry, _, name in entries if entry.startswith(_EXECUTABLE)}
 
 
-def _has_blob(path: str, blob: str) -> bool:
-    """Whether a file's content is what git has as ``blob``; a link's is the path that it leads to."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError:
-        return False
-    return blob in _blobs_of(content)
-
-
 def _blobs_of(content: bytes) -> set[str]:
     """The names that git gives to a file's content: one in each of its formats of a repository."""
     named = b"blob %d\0" % len(content) + content
     return {hashlib.new(kind, named, usedforsecurity=False).hexdigest() for kind in ("sha1", "sha256")}
-
-
-def _is_off(root: Path, setting: str) -> bool:
-    """Whether the checkout's configuration has the setting, and has it off."""
-    try:
-        return _git(root, "config", "-z", "--bool", "--get", setting) == ["false"]
-    except ConfigError:  # it is not set
-        return False
 
 
 def package_of(name: str) -> str:

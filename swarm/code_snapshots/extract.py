@@ -1,7 +1,7 @@
 """``check_and_extract``: unpack an untrusted archive, or refuse it with the name of the entry at fault.
 
-Invariant: nothing is written outside the folder or before all entries are checked; a folder that was not filled whole
-is removed.
+Invariant: nothing is written outside the folder, or before the names, kinds and sizes of all entries are checked; a
+folder that was not filled whole is removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from swarm.code_snapshots.manifest import BYTECODE, ArchiveLimits, check_name, f
 
 #: Begins each entry of the directory of a zip.
 _ENTRY_MARK = b"PK\x01\x02"
-_ENCRYPTED = 0x1 | 0x40 | 0x2000
 
 
 def check_and_extract(archive: bytes, folder: Path, limits: ArchiveLimits | None = None) -> dict[str, str]:
@@ -54,20 +53,12 @@ def check_and_extract(archive: bytes, folder: Path, limits: ArchiveLimits | None
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], limits: ArchiveLimits) -> None:
-    names: set[str] = set()
-    folders: set[str] = set()
     total = 0
     for entry in entries:
         # zipfile cuts the name at a NUL; the name as it was sent counts
         name = entry.orig_filename
-        if wrong := check_name(name) or _check_kind(entry) or _check_size(entry, limits):
+        if wrong := check_name(name) or _wrong(entry, limits):
             raise refusal(wrong, name)
-        path = name.removesuffix("/")
-        above = {path[:at] for at, char in enumerate(path) if char == "/"}
-        if name in names or (path in folders and not _is_folder(entry)) or above & names or path in names:
-            raise refusal("its name occurs twice, or as a file and as a folder", name)
-        names.add(name)
-        folders |= above | ({path} if _is_folder(entry) else set())
         total += entry.file_size
         if total > limits.max_total_bytes:
             raise refusal(f"with it the files have more than {limits.max_total_bytes} bytes", name)
@@ -77,43 +68,29 @@ def _is_folder(entry: zipfile.ZipInfo) -> bool:
     return entry.orig_filename.endswith("/")
 
 
-def _check_kind(entry: zipfile.ZipInfo) -> str:
-    if entry.flag_bits & _ENCRYPTED:
-        return "it is encrypted"
+def _wrong(entry: zipfile.ZipInfo, limits: ArchiveLimits) -> str:
+    """Why an entry of a good name is refused; empty if it is not."""
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return f"its compression method {entry.compress_type} is not supported; use deflate"
-    kind = stat.S_IFMT(entry.external_attr >> 16)
-    if kind == stat.S_IFLNK:
-        return "it is a symbolic link"
-    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        return "it is a device, a pipe or a socket"
-    if kind and (kind == stat.S_IFDIR) != _is_folder(entry):
-        return "its name and its mode disagree on whether it is a folder"
-    return ""
-
-
-def _check_size(entry: zipfile.ZipInfo, limits: ArchiveLimits) -> str:
-    size = entry.file_size
-    if _is_folder(entry) and size:
+    if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "it is a symbolic link, a device, a pipe or a socket"
+    if _is_folder(entry) and entry.file_size:
         return "it is a folder with contents of its own"
-    if size > limits.max_file_bytes:
-        return f"it unpacks to {size} bytes, at most {limits.max_file_bytes} are accepted"
+    if entry.file_size > limits.max_file_bytes:
+        return f"it unpacks to {entry.file_size} bytes, at most {limits.max_file_bytes} are accepted"
     return ""
 
 
 def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: str) -> dict[str, str]:
     """Write all files below ``into``; return their manifest."""
     manifest: dict[str, str] = {}
-    made: set[str] = set()
     for entry in sorted(entries, key=lambda entry: entry.orig_filename):
         name = entry.orig_filename
         if BYTECODE in name.split("/"):
             continue
         executable = bool((entry.external_attr >> 16) & stat.S_IXUSR)
         try:
-            if (folder := name.rpartition("/")[0]) not in made:
-                os.makedirs(f"{into}/{folder}", exist_ok=True)
-                made.add(folder)
+            os.makedirs(f"{into}/{name.rpartition('/')[0]}", exist_ok=True)
             if _is_folder(entry):
                 continue
             content = _content(reader, entry)
@@ -121,8 +98,8 @@ def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: str)
             manifest[name] = fingerprint(content, executable)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as exc:
             raise refusal(f"its contents are damaged: {exc}", name) from exc
-        except FileExistsError:
-            raise refusal("its name differs from another entry's only in ways that this system ignores", name) from None
+        except (FileExistsError, IsADirectoryError, NotADirectoryError) as exc:
+            raise refusal("its name occurs twice, or as a file and as a folder", name) from exc
     if not manifest:
         raise refusal("there are no files in it")
     return manifest

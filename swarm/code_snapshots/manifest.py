@@ -45,20 +45,13 @@ def check_name(name: str) -> str:
         encoded = name.encode()
     except UnicodeEncodeError:
         return "its name is not valid text"
-    path = name.removesuffix("/")
-    parts = path.split("/")
-    if not path:
-        return "its name is empty or absolute"
-    if name.startswith("/"):
-        return "its name is an absolute path"
+    parts = name.removesuffix("/").split("/")
+    if {"", ".", ".."} & {*parts}:
+        return "its name is empty, absolute, or has an empty part, '.' or '..'"
     if "\\" in name or ":" in name:
         return "its name has a backslash or a colon, which mean folders and drives on some systems"
     if _CONTROL.search(name):
         return "its name has control characters"
-    if ".." in parts:
-        return "its name leads out of the folder ('..')"
-    if "." in parts or "" in parts:
-        return "its name has an empty part or '.'"
     if len(encoded) > _MAX_NAME_BYTES or any(len(part.encode()) > _MAX_PART_BYTES for part in parts):
         return f"its name is longer than {_MAX_NAME_BYTES} bytes, or a part of it than {_MAX_PART_BYTES}"
     if len(parts) > _MAX_PARTS:
