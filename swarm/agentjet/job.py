@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import yaml
 
-from swarm.agentjet.yaml_job import COLLECTION_PREFIX, KL_LOSS_COEF, UNNAMED, convert, leaves_of
+from swarm.agentjet.yaml_job import COLLECTION_PREFIX, KEYS, KL_LOSS_COEF, UNNAMED, convert, leaves_of
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, layered
 from swarm.validation import read_mapping
@@ -124,20 +124,6 @@ _SECTIONS = (
     "task_reader",
     _TIMELINES,
 )
-#: Field of a :class:`TrainJob` -> keyword, where they differ.
-_OURS = {
-    "project": "project_name",
-    "experiment": "experiment_name",
-    "advantage": "algorithm",
-    "logger": "logging",
-    "max_parallel_episodes": "max_env_worker",
-    "tensor_parallel_size": "tensor_model_parallel_size",
-    "max_turn_length": _BOUND,
-}
-#: The same of its ``lora``.
-_OURS_OF_LORA = {"rank": "lora_rank", "alpha": "lora_alpha", "targets": "lora_target_modules"}
-#: Field of a :class:`TrainJob` -> AgentJet's key, where there is no keyword.
-_KEYS = {"temperature": f"{_ROLLOUT}.temperature", "save_freq": f"{_COMMON}.save_freq"}
 
 
 class Section:
@@ -192,7 +178,7 @@ class AgentJetJob:
         for path in _SECTIONS:
             self._parent(f"{path}.")
         for key, value in _DEFAULT_KEYS.items():
-            setattr(self._parent(key), key.rpartition(".")[2], value)
+            self._put(key, value)
         self._set(DEFAULTS)
         if base_yaml_config is not None:
             self._read(Path(base_yaml_config))
@@ -216,8 +202,7 @@ class AgentJetJob:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in KEYWORDS:
             raise AttributeError(f"AgentJetJob has no attribute {name!r} to set; keys are set in config.ajet")
-        *_, last = KEYWORDS[name].split(".")
-        setattr(self._parent(KEYWORDS[name]), last, value)
+        self._put(KEYWORDS[name], value)
 
     # ------------------------------------------------------------------ files
 
@@ -295,9 +280,12 @@ class AgentJetJob:
             section = section.section(name)
         return section
 
+    def _put(self, path: str, value: Any) -> None:
+        setattr(self._parent(path), path.rpartition(".")[2], value)
+
     def _get(self, keyword: str) -> Any:
-        *_, last = KEYWORDS[keyword].split(".")
-        return vars(self._parent(KEYWORDS[keyword])).get(last)
+        path = KEYWORDS[keyword]
+        return vars(self._parent(path)).get(path.rpartition(".")[2])
 
     def _set(self, keywords: Mapping[str, Any]) -> None:
         settings = {name: value for name, value in keywords.items() if value is not None}
@@ -324,18 +312,16 @@ class AgentJetJob:
                         setattr(section, last, leaf)
                     elif leaf is not None:  # a section without keys is null
                         raise ConfigError(f"the job {path}: ajet.{key} must be a mapping, got {type(leaf).__name__}")
-            elif (keyword := _OURS.get(name, name)) in KEYWORDS:
-                setattr(self, keyword, value)
             elif name == "collection":
                 self.swarm_mode_sample_collection_method = f"{COLLECTION_PREFIX}{value}"
             elif name == "kl_coef":
                 common = self._parent(f"{_COMMON}.")
                 common.use_kl_loss, common.kl_loss_coef = value != 0, value
-            elif name in _KEYS:
-                setattr(self._parent(_KEYS[name]), _KEYS[name].rpartition(".")[2], value)
-            elif name == "lora" and isinstance(value, Mapping) and value.keys() <= _OURS_OF_LORA.keys():
+            elif (key := KEYS.get(name) or KEYWORDS.get(name)) is not None:
+                self._put(key, value)
+            elif name == "lora" and isinstance(value, Mapping) and all(f"lora.{field}" in KEYS for field in value):
                 for field, setting in cast("Mapping[str, Any]", value).items():
-                    setattr(self, _OURS_OF_LORA[field], setting)
+                    self._put(KEYS[f"lora.{field}"], setting)
             elif name == "overrides" and isinstance(value, Mapping):
                 self.extras["overrides"] = {**self.extras.get("overrides", {}), **cast("Mapping[str, Any]", value)}
             elif name in TrainJob.model_fields:

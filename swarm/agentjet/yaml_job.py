@@ -92,6 +92,16 @@ _LORA_VERL = {
     "lora.layered_summon": f"{_ROLLOUT}.layered_summon",
 }
 
+#: Field of a :class:`TrainJob` -> AgentJet's key, where there is one.
+KEYS = {
+    **{ours: key for key, ours in _FIELDS.items()},
+    **{f"lora.{ours}": key for key, ours in _LORA.items()},
+    **{f"eval_sampling.{name}": f"rollout.val_kwargs.{name}" for name in EvalSampling.model_fields},
+    "max_parallel_episodes": "rollout.max_env_worker",
+    "kl_coef": f"{_TRAINER}.kl_loss_coef",
+    "logger": f"{_TRAINER}.logger",
+}
+
 #: AgentJet's key -> the values it may have, and why no other one is possible.
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "backbone": (("verl",), "the only trainer here is verl"),
@@ -349,23 +359,10 @@ def leaves_of(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def _described(exc: ValidationError) -> Iterator[str]:
-    theirs = {ours: key for key, ours in _FIELDS.items()} | {
-        "max_parallel_episodes": "rollout.max_env_worker",
-        "kl_coef": f"{_TRAINER}.kl_loss_coef",
-        "logger": f"{_TRAINER}.logger",
-    }
     for error in exc.errors():
-        name = str(error["loc"][0]) if error["loc"] else ""
-        if name == "eval_sampling":
-            yield f"ajet.rollout.val_kwargs.{error['loc'][-1]}: {in_plain_words(error)}"
-        elif name == "lora":
-            keys = {ours: key for key, ours in _LORA.items()}
-            yield f"ajet.{keys.get(str(error['loc'][1]), 'lora')}: {in_plain_words(error)}"
-        elif name in theirs:
-            yield f"ajet.{theirs[name]}: {in_plain_words(error)}"
+        field = [str(part) for part in error["loc"]]
+        words = in_plain_words(error)
+        if key := KEYS.get(".".join(field[:2])) or KEYS.get("".join(field[:1])):
+            yield f"ajet.{key}: {words}"
         else:
-            yield re.sub(
-                r"\w+_\w+",
-                lambda word: f"ajet.{theirs[word[0]]}" if word[0] in theirs else word[0],
-                in_plain_words(error),
-            )
+            yield re.sub(r"\w+_\w+", lambda word: f"ajet.{KEYS[word[0]]}" if word[0] in KEYS else word[0], words)
