@@ -1,26 +1,4 @@
-"""The error tree, named by the boundary crossed; each error knows its OpenAI-shaped body and whether a retry helps.
-
-SwarmGatewayError
-├── ConfigError              what an operator wrote (CLI: one line, exit code 2)
-├── RequestError             what a caller sent (4xx)
-│   ├── AuthenticationError  401
-│   ├── ForbiddenError       403
-│   ├── NotFoundError        404
-│   ├── MethodError          405 with ``allow``
-│   ├── ConflictError        409
-│   ├── PayloadTooLargeError 413
-│   ├── UnsupportedEncodingError  415
-│   ├── ContextLengthError   400: prompt and answer are too long for the model
-│   └── RelayedError         4xx of an upstream, passed on as it came
-├── UnavailableError         503 with ``retry-after``: not now, later
-│   └── OverloadedError      429 with ``retry-after``: too many at once
-├── UpstreamError            502/504: the thing behind us failed
-│   └── FatalRequestError    500: the engine dies of this request
-├── StateError               a transition that the table does not allow
-├── HookError                user code in a reward hook failed
-├── LinkError                the ZeroMQ engine link broke its protocol
-└── EngineError              the engine process died or refused
-"""
+"""The error tree, named by the boundary crossed; each error knows its OpenAI-shaped body and whether a retry helps."""
 
 from __future__ import annotations
 
@@ -69,7 +47,8 @@ class SwarmGatewayError(Exception):
 
 
 class ConfigError(SwarmGatewayError):
-    """An operator's configuration is wrong: a misspelt key, a missing file, a port in use."""
+    """An operator's configuration is wrong: a misspelt key, a missing file, a port in use. A command ends with one line
+    and exit code 2."""
 
     status = 400
     type = "invalid_request_error"
