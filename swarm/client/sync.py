@@ -1,18 +1,6 @@
 """``SwarmClient``: the swarm server for threads; a facade over :class:`AsyncSwarmClient` on an event loop in a thread.
 
 Invariant: an episode that fails is aborted, no call waits without a bound, and a closed client leaves nothing running.
-
-A rollout in three lines, the way AgentJet's clients write it::
-
-    episode_uuid, api = client.begin_episode()
-    answer = OpenAI(base_url=api.base_url, api_key=api.api_key).chat.completions.create(...)
-    client.end_episode(task, episode_uuid, WorkflowOutput(reward=judge(answer)))
-
-or, with the abort built in::
-
-    with client.episode() as episode:
-        answer = OpenAI(base_url=episode.base_url, api_key=episode.api_key).chat.completions.create(...)
-        episode.end(task, WorkflowOutput(reward=judge(answer)))
 """
 
 from __future__ import annotations
@@ -24,7 +12,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from weakref import WeakSet, finalize
 
 from swarm.client.asynchronous import AsyncSwarmClient
@@ -40,6 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 HandleT = TypeVar("HandleT")
+InnerT = TypeVar("InnerT", AsyncEpisode, AsyncGroup)
 
 
 def blocking(
@@ -75,12 +64,10 @@ def managed(
     return manager
 
 
-class Episode:
-    """One claimed episode inside :meth:`SwarmClient.episode`."""
+class _Handle(Generic[InnerT]):
+    """``inner`` for threads; attributes and methods as of that."""
 
-    def __init__(self, inner: AsyncEpisode, here: Connection) -> None:
-        self.endpoint = inner.endpoint
-        self.episode_uuid = inner.episode_uuid
+    def __init__(self, inner: InnerT, here: Connection) -> None:
         self.base_url = inner.base_url
         self.api_key = inner.api_key
         self._inner = inner
@@ -88,40 +75,32 @@ class Episode:
 
     @property
     def ended(self) -> bool:
-        """Its result was handed in."""
+        """The results were handed in."""
         return self._inner.ended
 
-    def end(self, task: Task | str, workflow_output: WorkflowOutput) -> str:
-        """Hand in the result; see :meth:`SwarmClient.end_episode`.
 
-        Raises:
-            StateError: it has ended already.
-        """
+class Episode(_Handle[AsyncEpisode]):
+    """One claimed episode inside :meth:`SwarmClient.episode`; see :class:`AsyncEpisode`."""
+
+    def __init__(self, inner: AsyncEpisode, here: Connection) -> None:
+        super().__init__(inner, here)
+        self.endpoint = inner.endpoint
+        self.episode_uuid = inner.episode_uuid
+
+    def end(self, task: Task | str, workflow_output: WorkflowOutput) -> str:
+        """See :meth:`AsyncEpisode.end`."""
         return BlockingCall(self._here, self._inner.end(task, workflow_output)).result()
 
 
-class Group:
-    """The episodes of one task inside :meth:`SwarmClient.group`."""
+class Group(_Handle[AsyncGroup]):
+    """The episodes of one task inside :meth:`SwarmClient.group`; see :class:`AsyncGroup`."""
 
     def __init__(self, inner: AsyncGroup, here: Connection) -> None:
+        super().__init__(inner, here)
         self.episodes = inner.episodes
-        self.base_url = inner.base_url
-        self.api_key = inner.api_key
-        self._inner = inner
-        self._here = here
-
-    @property
-    def ended(self) -> bool:
-        """Their results were handed in."""
-        return self._inner.ended
 
     def end(self, task: Task | str, outputs: Sequence[WorkflowOutput]) -> str:
-        """Hand in a result for each of ``episodes``, in their order; see :meth:`SwarmClient.end_group`.
-
-        Raises:
-            RequestError: there are more or fewer results than episodes.
-            StateError: they have ended already.
-        """
+        """See :meth:`AsyncGroup.end`."""
         return BlockingCall(self._here, self._inner.end(task, outputs)).result()
 
 
@@ -278,33 +257,20 @@ class SwarmClient:
     def async_and_start_multi_engine(
         client_job_pairs: Sequence[tuple[SwarmClient, TrainJob]], force_restart: bool = False
     ) -> None:
-        """:meth:`auto_sync_train_config_and_start_engine` for several servers at once; waits for all.
-
-        Raises:
-            ExceptionGroup: some did not start; it names them. The others are left as they are: rolling.
-        """
+        """See :meth:`AsyncSwarmClient.async_and_start_multi_engine`."""
         pairs = [(client.connection.client, job) for client, job in client_job_pairs]
         if pairs:
             here = client_job_pairs[0][0].connection
             BlockingCall(here, AsyncSwarmClient.async_and_start_multi_engine(pairs, force_restart)).result()
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` in a thread, once for each time that the engine begins to sync weights.
-
-        Raises:
-            UnavailableError: no server within the policy's bound.
-        """
+        """See :meth:`AsyncSwarmClient.add_entering_weight_sync_callback`; ``callback`` is called in a thread."""
         here = self.connection
         BlockingCall(here, here.client.add_entering_weight_sync_callback(in_thread(callback, abandon=True))).result()
 
     @contextmanager
     def watching_status(self, on_status: Callable[[ServerStatus], object]) -> Generator[ServerStatus]:
-        """Yield the current status; inside the block, call ``on_status`` in a thread with the status after each change
-        of the engine's state.
-
-        Raises:
-            UnavailableError: no server within the policy's bound.
-        """
+        """See :meth:`AsyncSwarmClient.watching_status`; ``on_status`` is called in a thread."""
         with _watching(self, in_thread(on_status, abandon=True)) as first:
             yield first
 
