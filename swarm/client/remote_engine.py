@@ -190,14 +190,30 @@ class RemoteEngine:
         await self._calls.perform(wire.STOP_ENGINE)
 
     async def add_entering_weight_sync_callback(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once for each time that the engine begins to sync weights, and await what it returns if
-        that is awaitable; from a task of the client's that ends with it.
+        """Call ``callback`` once for each time that the engine begins to sync weights, even if the sync is over before
+        the client learns of it, and await what it returns if that is awaitable; from a task of the client's that ends
+        with it.
 
         Raises:
             UnavailableError: no server within the policy's bound.
         """
         first = await self._calls.perform(wire.wait_status_call(None, 0.0))
-        self._watches.append(asyncio.create_task(watch_weight_syncs(self._calls, first, callback)))
+        syncs = first.weight_syncs
+
+        async def observe(status: ServerStatus) -> None:
+            nonlocal syncs
+            # the count of a restarted server is smaller
+            entries = status.weight_syncs - (syncs if status.weight_syncs >= syncs else 0)
+            syncs = status.weight_syncs
+            for _ in range(entries):
+                try:
+                    result = callback()
+                    if inspect.isawaitable(result):
+                        await result
+                except Exception:
+                    logger.exception("a callback for the weight sync failed")
+
+        self._watches.append(asyncio.create_task(watch(self._calls, first, observe)))
 
     @asynccontextmanager
     async def watching_status(
@@ -247,27 +263,6 @@ async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerSt
             early = early + 1 if answered_early and status.engine_changes == change else 0
             change = status.engine_changes
         await calls.pause_between_polls(early, calls.policy.cap)
-
-
-async def watch_weight_syncs(calls: Calls, first: ServerStatus, callback: Callable[[], object]) -> None:
-    """Call ``callback`` once for each weight sync that begins after ``first``, even one that was over before the client
-    learnt of it; an awaitable that it returns is awaited, an error of it logged."""
-    syncs = first.weight_syncs
-
-    async def observe(status: ServerStatus) -> None:
-        nonlocal syncs
-        # the count of a restarted server is smaller
-        entries = status.weight_syncs - (syncs if status.weight_syncs >= syncs else 0)
-        syncs = status.weight_syncs
-        for _ in range(entries):
-            try:
-                result = callback()
-                if inspect.isawaitable(result):
-                    await result
-            except Exception:
-                logger.exception("a callback for the weight sync failed")
-
-    await watch(calls, first, observe)
 
 
 def _rollout_lines(pool: PoolInformation) -> list[str]:
