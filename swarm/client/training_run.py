@@ -114,10 +114,14 @@ class DatasetTraining:
                 raise
 
         async def work(_: int, task: Task) -> None:
-            if shuffled:
-                await self._run_shuffled(task)
+            try:
+                outputs = await self._run_shuffled(task) if shuffled else [await self._run(task, self._begin_train)]
+            except Exception as exc:
+                for _ in range(self.num_repeat if shuffled else 1):
+                    self._count_failure(exc)
             else:
-                await self._counted(self._with_retries(task, self._begin_train))
+                for output in outputs:
+                    self._count(output.reward)
 
         self._show()
         async with client.watching_status(self._follow) as status:
@@ -153,7 +157,7 @@ class DatasetTraining:
 
     # ------------------------------------------------------------------ episodes
 
-    async def _with_retries(self, task: Task, begin: Callable[[Task], Awaitable[EpisodeEndpoint]]) -> WorkflowOutput:
+    async def _run(self, task: Task, begin: Callable[[Task], Awaitable[EpisodeEndpoint]]) -> WorkflowOutput:
         """Run one episode, and return what the agent did."""
 
         async def run() -> WorkflowOutput:
@@ -165,7 +169,7 @@ class DatasetTraining:
 
         return await self._tried(task, run)
 
-    async def _run_shuffled(self, task: Task) -> None:
+    async def _run_shuffled(self, task: Task) -> list[WorkflowOutput]:
         """Run the episodes of one task, and end them with each other's rewards.
 
         They are claimed and ended at once, and all of them run again if one fails: rewards that waited for an episode
@@ -188,14 +192,7 @@ class DatasetTraining:
             self._see_end(task, await self._answered(lambda: self._client.end_group(task, ends)))
             return done
 
-        try:
-            done = await self._tried(task, run)
-        except Exception as exc:
-            for _ in range(self.num_repeat):
-                self._count_failure(exc)
-        else:
-            for output in done:
-                self._count(output.reward)
+        return await self._tried(task, run)
 
     async def _tried(self, task: Task, run: Callable[[], Awaitable[T]]) -> T:
         """What ``run`` returns in one of the tries; episodes that a try does not end are aborted."""
@@ -252,13 +249,6 @@ class DatasetTraining:
             else:
                 self._gone = False
                 return answer
-
-    async def _counted(self, episode: Awaitable[WorkflowOutput]) -> None:
-        """Count the episode as finished, or as failed."""
-        try:
-            self._count((await episode).reward)
-        except Exception as exc:
-            self._count_failure(exc)
 
     def _count(self, reward: float) -> None:
         self._finished += 1
@@ -361,7 +351,7 @@ class DatasetTraining:
                 yield from [task] * evaluation.samples
 
         async def work(_: int, task: Task) -> WorkflowOutput:
-            return await self._with_retries(task, self._begin_eval)
+            return await self._run(task, self._begin_eval)
 
         try:
             results = await sweep(each_in_thread(tasks()), work, self._max_parallel)
