@@ -36,8 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # the pack for AgentJet's users; its reader of job files needs less
     "swarm.agentjet": {"swarm.agentjet.yaml_job", "swarm.client", "swarm.data"},
     "swarm.agentjet.yaml_job": set(),
-    "swarm.agentjet.compat": {"swarm.agentjet.pool", "swarm.link", "swarm.server", "adapters.dialects"},
-    "swarm.agentjet.pool": {"swarm.server"},
+    "swarm.agentjet.compat": {"swarm.link", "swarm.server", "adapters.dialects"},
     "swarm.research": {"swarm.client", "swarm.code_snapshots", "swarm.data"},
     "swarm.server": {
         "swarm.tokens",

@@ -2,11 +2,8 @@
 answers in AgentJet's words.
 
 Invariant: names of other callers' episodes are given in full only to callers that may do anything; requests of
-AgentJet's own trainer are refused and change nothing.
-
-AgentJet's trainer registers episodes and reports its state over HTTP. Here the server drives the engine over its own
-link (:mod:`swarm.link`), and claims create the episodes, so AgentJet's trainer cannot be plugged in: if it were
-answered with success, it would wait for ever.
+AgentJet's own trainer are refused and change nothing: answered with success, it would wait for ever for a server that
+drives its engine over a link of its own (:mod:`swarm.link`).
 """
 
 from __future__ import annotations
@@ -22,16 +19,25 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from adapters.dialects import ChatDialect
-from swarm.agentjet.pool import episode_buffer, pool_information
 from swarm.errors import ConflictError, ContextLengthError
 from swarm.job import TrainJob
 from swarm.link.imported import top_level
 from swarm.protocol import BoolResponse, LateEndResponse, Name, SuccessResponse, WireRequest
 from swarm.server.auth import ControlRoute, TokenHolder
 from swarm.server.dataplane.calls import CallOwner
+from swarm.server.episodes.episode import LiveEpisode
 from swarm.server.foreign import ForeignClients
+from swarm.server.monitor import idle_seconds, shown_uuid
 from swarm.states import EngineState
-from swarm.status import EngineStatus, EpisodeBufferResponse, LogEntry, PoolInformation
+from swarm.status import (
+    ActiveSwarmClient,
+    BufferedEpisode,
+    EngineStatus,
+    EpisodeBufferResponse,
+    LogEntry,
+    PoolInformation,
+    SwarmClientInstruction,
+)
 from swarm.types import Model
 
 #: Its clients of March and April 2026 cache the engine's state for 0.5 s.
@@ -145,11 +151,80 @@ class AgentJetClients(ForeignClients):
     async def pool_information(self, request: Request) -> PoolInformation:
         """What the current batch has and still needs."""
         caller: TokenHolder = request.scope["caller"]
-        return pool_information(self.controller, whole_uuids=caller.sees_uuids)
+        controller = self.controller
+        status = controller.engine_status()
+        if not controller.has_job:
+            return PoolInformation(engine_status=str(status.engine_status), global_step=status.global_step)
+        job, pool = controller.job, controller.pool
+        waiting = list(pool.collection.groups.waiting())
+        details: dict[str, list[str]] = {}
+        rewards: dict[str, list[float]] = {}
+        clients: dict[str, list[str]] = {}
+        non_dummy = 0
+        for group in waiting:
+            own = [member.trajectory.reward for member in group.members]
+            details.setdefault(group.task_id, []).extend(
+                shown_uuid(member.trajectory.episode_uuid, caller.sees_uuids) for member in group.members
+            )
+            rewards.setdefault(group.task_id, []).extend(own)
+            clients.setdefault(group.task_id, []).extend(group.clients)
+            non_dummy += len(own) >= job.num_repeat and len(set(own)) > 1
+        now = time.monotonic()
+        running = {
+            shown_uuid(episode.episode_uuid, caller.sees_uuids): _running_details(episode, now)
+            for episode in pool.running.values()
+        }
+        clients_now = [
+            ActiveSwarmClient(
+                client_uuid=row.client_uuid,
+                last_activity_at=time.time() - row.idle_seconds,
+                allowed_sync_weight=row.agreed,
+            )
+            for row in pool.collection.rows()
+            if row.active and row.takes_part
+        ]
+        booting = status.engine_status is EngineState.BOOTING
+        return pool.information().model_copy(
+            update={
+                "sample_collection_method": f"rollout_until_{job.collection}",
+                "completed_episode_target": job.batch_size * job.num_repeat,
+                "completed_task_target": job.batch_size,
+                "completed_non_dummy_tasks": non_dummy,
+                "completed_non_dummy_task_target": job.batch_size,
+                "task_expected_num_repeat": job.num_repeat,
+                "completed_tasks_details": details,
+                "completed_tasks_rewards": rewards,
+                "completed_tasks_client_uuids": clients,
+                # its client reads null, not an empty mapping, as «none runs»
+                "running_episode_details": running or None,
+                "engine_status": str(status.engine_status),
+                "global_step": status.global_step,
+                "booting_start_time": time.time() - controller.engine.seconds_in_state if booting else None,
+                "swarm_client_instruction": SwarmClientInstruction(active_clients=clients_now),
+                "training_model_path": job.model,
+            }
+        )
 
     async def get_episode_buffer(self) -> EpisodeBufferResponse:
         """The running episodes."""
-        return episode_buffer(self.controller)
+        controller = self.controller
+        if not controller.has_job:
+            return EpisodeBufferResponse(buffer=[])
+        wall, now = time.time(), time.monotonic()
+        buffer = [
+            BufferedEpisode(
+                episode_uuid=episode.episode_uuid,
+                episode_status=str(episode.state),
+                episode_type=episode.episode_type,
+                client_uuid=episode.client_uuid,
+                latest_activity_timestamp=wall - idle_seconds(episode, now),
+                discard_episode_timeout=episode.claim.idle_timeout,
+                llm_call_count=len(episode.calls),
+                optional_task_id=episode.claim.task_hint,
+            )
+            for episode in controller.pool.running.values()
+        ]
+        return EpisodeBufferResponse(buffer=buffer)
 
     async def is_episode_claimed(self, wanted: IsEpisodeClaimedRequest) -> BoolResponse:
         """Whether an episode runs."""
@@ -207,4 +282,16 @@ def overflow_answer(error: ContextLengthError, job: TrainJob, owner: CallOwner) 
             }
         ],
         "usage": {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt},
+    }
+
+
+def _running_details(episode: LiveEpisode, now: float) -> dict[str, str]:
+    # its client's model takes only strings here
+    return {
+        "episode_status": str(episode.state),
+        "time_since_last_activity": f"{idle_seconds(episode, now):.1f}s",
+        "discard_episode_timeout": f"{episode.claim.idle_timeout:.1f}s",
+        "llm_call_count": str(len(episode.calls)),
+        "client_uuid": episode.client_uuid,
+        "optional_task_id": episode.claim.task_hint,
     }
