@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-_MAX_BYTES = 1024 * 1024
+#: Credentials in a file that open nothing any more: the older ones are forgotten.
+_MOST_DEAD = 1000
 _REPEATED_SECONDS, _MOST_READS = 60.0, 1000
 
 
@@ -42,20 +43,18 @@ def read_private(path: Path, model: type[M], what: str) -> M:
     """The contents of ``path``, a file of ``what`` ("tokens"); an empty ``model`` when there is none.
 
     Raises:
-        ConfigError: it cannot be read, is damaged or larger than a mebibyte, or others may write it.
+        ConfigError: it cannot be read, is damaged, or others may write it.
     """
     try:
         with path.open("rb") as reader:
             mode = os.fstat(reader.fileno()).st_mode
-            text = reader.read(_MAX_BYTES + 1)
+            text = reader.read()
     except FileNotFoundError:
         return model()
     except OSError as exc:
         raise ConfigError(f"cannot read the {what} in {path}: {exc.strerror}") from exc
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"others may write {path} and so give themselves {what}: chmod 600 it")
-    if len(text) > _MAX_BYTES:
-        raise ConfigError(f"{path} is larger than {_MAX_BYTES} bytes: that is no file of {what}")
     try:
         return model.model_validate_json(text)
     except ValidationError as exc:
@@ -268,15 +267,10 @@ class CredentialFile(Generic[C]):
         return Path(os.path.realpath(self.path))
 
     def _write(self, credentials: Sequence[C]) -> None:
-        now, kept = datetime.now(UTC), list(credentials)
+        now = datetime.now(UTC)
+        forgotten = [credential for credential in credentials if credential.state(now) != "active"][:-_MOST_DEAD]
+        kept = [credential for credential in credentials if credential not in forgotten]
         contents = self._contents.model_validate({f"{self.noun}s": kept})
-        # of a larger file nobody could read anything, nor revoke it: the oldest that open nothing any more go
-        while len(contents.model_dump_json(indent=2).encode()) >= _MAX_BYTES:
-            dead = next((credential for credential in kept if credential.state(now) != "active"), None)
-            if dead is None:
-                raise ConfigError(f"{self.path} has no room for another {self.noun}: revoke those that nobody uses")
-            kept.remove(dead)
-            contents = self._contents.model_validate({f"{self.noun}s": kept})
         # an operator may be root where the server is not
         replace_private(self._target, contents, keeps_owner=True)
 
