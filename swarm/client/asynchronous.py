@@ -11,7 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import asynccontextmanager
 from functools import wraps
 from time import monotonic
-from typing import Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+
+from pydantic import BaseModel
 
 from swarm.client import wire
 from swarm.client.calls import Calls
@@ -179,19 +181,9 @@ class AsyncSwarmClient:
                 ``episode_aborted``, ``episode_deleted``), or ``episode_ended`` if by another result.
             RequestError: the server refuses, e.g. because the episode is not ours or the task has no id.
         """
-        task_id = _task_id_of(task)
-        fields = {
-            "client_uuid": self.client_uuid,
-            "episode_uuid": episode_uuid,
-            "task_id": task_id,
-            "workflow_output": wire.with_code(workflow_output, self._code),
-            "idempotency_key": wire.end_key(task_id, {episode_uuid: workflow_output}),
-        }
-        body = wire.checked(EndEpisodeRequest, fields)
-        wire.warn_of_left_out(body.workflow_output.log_metrics)
-        answer = await self._calls.perform(wire.Call("POST", "/end_episode", EndedResponse, body))
-        note_ended([episode_uuid])
-        return answer.error or ""
+        end = {"episode_uuid": episode_uuid, "workflow_output": wire.with_code(workflow_output, self._code)}
+        outputs = {episode_uuid: workflow_output}
+        return (await self._end("/end_episode", EndEpisodeRequest, task, outputs, end)).error or ""
 
     async def abort_episode(self, episode_uuid: str) -> None:
         """Abort one episode, like :meth:`abort`."""
@@ -241,21 +233,28 @@ class AsyncSwarmClient:
         self, task: Task | str, outputs: Mapping[str, WorkflowOutput], pair: Pair | None = None
     ) -> EndedResponse:
         """:meth:`end_group`, which takes ``pair`` along; returns also what became of each episode's tokens."""
-        task_id = _task_id_of(task)
-        fields = {
-            "client_uuid": self.client_uuid,
-            "task_id": task_id,
-            "ends": [
-                {"episode_uuid": uuid, "workflow_output": wire.with_code(output, self._code)}
-                for uuid, output in outputs.items()
-            ],
-            "idempotency_key": wire.end_key(task_id, outputs),
-            "pair": pair,
-        }
-        body = wire.checked(EndGroupRequest, fields)
-        for end in body.ends:
-            wire.warn_of_left_out(end.workflow_output.log_metrics)
-        answer = await self._calls.perform(wire.Call("POST", "/end_group", EndedResponse, body))
+        ends = [
+            {"episode_uuid": uuid, "workflow_output": wire.with_code(output, self._code)}
+            for uuid, output in outputs.items()
+        ]
+        return await self._end("/end_group", EndGroupRequest, task, outputs, {"ends": ends, "pair": pair})
+
+    async def _end(
+        self,
+        path: str,
+        request: type[BaseModel],
+        task: Task | str,
+        outputs: Mapping[str, WorkflowOutput],
+        fields: Mapping[str, Any],
+    ) -> EndedResponse:
+        # what is neither a task nor a name is refused by the body
+        task_id = cast("str", getattr(task, "task_id", task))
+        key = wire.end_key(task_id, outputs)
+        ids = {"client_uuid": self.client_uuid, "task_id": task_id, "idempotency_key": key}
+        body = wire.checked(request, {**ids, **fields})
+        for output in outputs.values():
+            wire.warn_of_left_out(output.log_metrics)
+        answer = await self._calls.perform(wire.Call("POST", path, EndedResponse, body))
         note_ended(outputs)
         return answer
 
@@ -464,8 +463,3 @@ class AsyncSwarmClient:
         if run.client is self:
             run.episodes.update(episodes.episode_uuids)
         return episodes
-
-
-def _task_id_of(task: Task | str) -> str:
-    # what is neither is refused by the body
-    return cast("str", getattr(task, "task_id", task))
