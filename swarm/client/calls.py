@@ -58,7 +58,6 @@ class Calls:
         self._query = wire.parse_server_query(server_url)
         # of a gateway, before its swarm server
         self._gateway_url = self.server_url.removesuffix("/admin") if self.server_url.endswith("/admin") else None
-        self._secret = wire.GATEWAY_SECRET if self._gateway_url else wire.SERVER_SECRET
         self.client_uuid = client_uuid or uuid.uuid4().hex
         self.policy = policy or RetryPolicy()
         if token is None:
@@ -114,7 +113,7 @@ class Calls:
             outcome = await self._send(call)
             if isinstance(outcome, Answer) and not may_retry(outcome):
                 self._is_silent = False
-                return wire.read_answer(call, outcome, self._secret)
+                return wire.read_answer(call, outcome)
             failures += 1
             unsent = isinstance(outcome, ConnectionBrokenError) and outcome.unsent
             reached = reached or not unsent
@@ -189,7 +188,7 @@ class Calls:
         self, call: wire.Call[Any], outcome: Outcome, tries: int, seconds: float, reached: bool
     ) -> SwarmGatewayError:
         if isinstance(outcome, Answer):
-            return wire.error_of(call, outcome, self._secret)
+            return wire.error_of(call, outcome)
         kind, start = ("gateway", "serve") if self._gateway_url else ("swarm server", "swarm start")
         return (UnavailableError if reached else UnsentError)(
             f"no {kind} answers at {self._gateway_url or self.server_url} ({tries} tries in {seconds:.1f} s, last: "

@@ -301,23 +301,21 @@ def episodes_of(answer: protocol.ClaimEpisodeResponse | protocol.ClaimGroupRespo
     )
 
 
-#: What opens a swarm server, and the control plane behind a gateway.
-SERVER_SECRET = "the server's token (token=... or SWARM_TOKEN)"
-GATEWAY_SECRET = (
-    "an admin key of the gateway (--api-key or SWARM_GATEWAY_KEY); where it has no keys, an admin token of the swarm "
-    "server (--token or SWARM_TOKEN)"
+_SECRET = (
+    "pass an admin key of the gateway (--api-key or SWARM_GATEWAY_KEY) or, to a swarm server, its token (token=..., "
+    "--token or SWARM_TOKEN)"
 )
 
 
-def read_answer(call: Call[AnswerT], reply: Answer, secret: str = SERVER_SECRET) -> AnswerT:
-    """The answer to ``call``; fields that a newer server adds are ignored. ``secret`` opens the server.
+def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
+    """The answer to ``call``; fields that a newer server adds are ignored.
 
     Raises:
         SwarmGatewayError: the subclass that fits an error status or ``success: false``.
         UpstreamError: the answer is not what the wire promises.
     """
     if reply.status >= 400:
-        raise error_of(call, reply, secret)
+        raise error_of(call, reply)
     if reply.status >= 300:
         to = reply.headers.get("location", "nowhere")
         raise UpstreamError(
@@ -357,8 +355,8 @@ def validate_known(model: type[AnswerT], data: Any) -> AnswerT:
     return model.model_validate(data)
 
 
-def error_of(call: Call[Any], reply: Answer, secret: str = SERVER_SECRET) -> SwarmGatewayError:
-    """The error for an answer with an error status; ``secret`` opens the server."""
+def error_of(call: Call[Any], reply: Answer) -> SwarmGatewayError:
+    """The error for an answer with an error status."""
     message, code, param = _error_body(reply)
     text = f"{call.path}: {message}"
     if reply.status == 503 or (reply.status in _NOT_NOW and code is None):
@@ -367,7 +365,7 @@ def error_of(call: Call[Any], reply: Answer, secret: str = SERVER_SECRET) -> Swa
     if reply.status >= 500:
         return UpstreamError(f"{text} (HTTP {reply.status})", code=code)
     if reply.status == 401:
-        text += f"; pass {secret}"
+        text += f"; {_SECRET}"
     return _STATUS_ERRORS.get(reply.status, RequestError)(text, code=code, param=param)
 
 
