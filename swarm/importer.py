@@ -28,6 +28,8 @@ from weakref import WeakKeyDictionary
 from swarm.errors import ConfigError
 
 _numbers = itertools.count(1)
+#: Begins the name of the package that stands for a :class:`SourceFolder` among the modules.
+_FOLDER = "_swarm_folder_"
 _PRODUCT = frozenset({"adapters", "gateway", "reward_hooks", "swarm"})
 _INSTALLED = (
     f"{sysconfig.get_path('stdlib')}{os.sep}",
@@ -114,10 +116,12 @@ class SourceFolder:
         self._path = path.resolve()
         #: digests of what its modules read beside code, see :func:`note_read`
         self.read: set[bytes] = set()
-        self._name = f"_swarm_folder_{next(_numbers)}"
+        self._name = f"{_FOLDER}{next(_numbers)}"
+        package = ModuleType(self._name)
+        package.__path__ = [str(self._path)]
         # functions look `__import__` up here, whenever they are called
-        self._builtins = {**vars(builtins), "__import__": self._import}
-        sys.modules[self._name] = _Package(self._name, self._path, self._builtins)
+        vars(package)["__builtins__"] = {**vars(builtins), "__import__": self._import}
+        sys.modules[self._name] = package
         if _Finder not in sys.meta_path:
             sys.meta_path.insert(0, _Finder)
 
@@ -183,15 +187,6 @@ class SourceFolder:
         return sys.modules[f"{self._name}.{top}"]
 
 
-class _Package(ModuleType):
-    """Stands for a :class:`SourceFolder` among the modules."""
-
-    def __init__(self, name: str, path: Path, builtins_of_folder: Mapping[str, Any]) -> None:
-        super().__init__(name)
-        self.__path__ = [str(path)]
-        self.builtins_of_folder = builtins_of_folder
-
-
 class _Finder:
     """Finds the modules of every :class:`SourceFolder`, but for folders without ``__init__.py``."""
 
@@ -199,13 +194,10 @@ class _Finder:
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package = sys.modules.get(fullname.partition(".")[0])
-        if not isinstance(package, _Package):
-            return None
-        for folder in path or ():
+        for folder in (path or ()) if fullname.startswith(_FOLDER) else ():
             base = Path(folder) / fullname.rpartition(".")[2]
             if (file := _source(base)) is not None:
-                loader = _Loader(fullname, str(file), package.builtins_of_folder)
+                loader = _Loader(fullname, str(file))
                 inside = [str(base)] if file.parent == base else None
                 return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
         return None
@@ -214,16 +206,12 @@ class _Finder:
 class _Loader(SourceFileLoader):
     """Runs a file of a :class:`SourceFolder`."""
 
-    def __init__(self, fullname: str, path: str, builtins_of_folder: Mapping[str, Any]) -> None:
-        super().__init__(fullname, path)
-        self._builtins = builtins_of_folder
-
     def get_code(self, fullname: str) -> CodeType:
         # no bytecode cache: it takes a file of the same size and second for the one that it knows
         return self.source_to_code(self.get_data(self.path), self.path)
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module)["__builtins__"] = self._builtins
+        vars(module)["__builtins__"] = vars(sys.modules[module.__name__.partition(".")[0]])["__builtins__"]
         super().exec_module(module)
 
 
