@@ -16,12 +16,6 @@ from swarm.data import read_dataset, read_rows, shuffled
 from swarm.errors import ConfigError
 
 _DUMMIES = 1000
-_REFUSED = {
-    "env_service": "the environment service of AppWorld is another product",
-    "tracing": "it reads logs of AgentJet's own",
-    "data_generation": "it asks other models for tasks",
-    "deep_finance": "it is a part of one of AgentJet's tutorials",
-}
 
 
 @dataclass
@@ -148,17 +142,14 @@ class RouterTaskReader(_TaskReader):
     """The reader of a kind.
 
     Raises:
-        ConfigError: the kind is not here; says why.
+        ConfigError: the kind is not here.
     """
 
     def __init__(self, reader_type: str, reader_config: AjetTaskReader) -> None:
         super().__init__(reader_config)
         if reader_type not in _READERS:
-            why = _REFUSED.get(reader_type, "it is not known")
-            raise ConfigError(
-                f"there is no task reader {reader_type!r}: {why}; there are {', '.join(_READERS)}, or write a function "
-                "that gives tasks"
-            )
+            kinds = ", ".join(_READERS)
+            raise ConfigError(f"there is no task reader {reader_type!r}: there are {kinds}, or write one of your own")
         self.task_reader = _READERS[reader_type](reader_config)
 
     def read(self, *, training: bool) -> Iterator[Task]:

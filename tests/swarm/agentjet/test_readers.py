@@ -84,7 +84,7 @@ def test_dummies_are_numbered() -> None:
     assert {task.task_id for task in tasks} == {str(n) for n in range(1000)}
 
 
-@pytest.mark.parametrize(("kind", "why"), [("env_service", "AppWorld is another product"), ("csv", "not known")])
-def test_another_kind_is_refused_by_name(kind: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"no task reader '{kind}': .*{why}"):
+@pytest.mark.parametrize("kind", ["env_service", "csv"])
+def test_another_kind_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"no task reader '{kind}'"):
         RouterTaskReader(kind, AjetTaskReader())
