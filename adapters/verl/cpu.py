@@ -11,7 +11,7 @@ from typing import Any
 
 from swarm.errors import ConfigError
 from swarm.job import ServingMode, TrainJob
-from swarm.processors import processors
+from swarm.machine import processors
 
 #: GiB for vLLM's KV cache; it is allocated at boot
 KV_CACHE_GIB = 1

@@ -47,7 +47,7 @@ from swarm.job import ServingMode, TrainJob, parse_job
 from swarm.link.engine import ADDRESS_VARIABLE, TOKEN_VARIABLE, EngineEnd
 from swarm.link.imported import CODE_VARIABLE
 from swarm.link.messages import BootProgress, Goodbye, ResolvedConfig, StartTrainer, Stop, TrainerDied
-from swarm.memory import CURE, GPU_CURE, oom_kills, why_killed
+from swarm.machine import CURE, GPU_CURE, oom_kills, why_killed
 from swarm.validation import read_text
 
 RUN_DIR_VARIABLE = "SWARM_RUN_DIR"

@@ -35,7 +35,7 @@ from reward_hooks.builtin.verifiable.checks import Check, check_of
 from reward_hooks.builtin.verifiable.sandbox import Limits, Sandbox
 from reward_hooks.contract import Candidate, HookContext, Reward
 from swarm.errors import ConfigError, HookError
-from swarm.processors import processors
+from swarm.machine import processors
 from swarm.types import Task
 from swarm.validation import validated
 

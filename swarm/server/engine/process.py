@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 
 from swarm.link.leftovers import held_segments, remove_ray_folder, remove_segments
-from swarm.memory import oom_kills, why_killed
+from swarm.machine import oom_kills, why_killed
 
 logger = logging.getLogger(__name__)
 

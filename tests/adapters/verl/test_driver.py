@@ -15,7 +15,7 @@ from swarm.errors import ConfigError
 from swarm.job import TrainJob
 from swarm.link.imported import CODE_VARIABLE
 from swarm.link.messages import Goodbye
-from swarm.memory import CURE, GPU_CURE
+from swarm.machine import CURE, GPU_CURE
 from tests.engine.engine_process import EngineProcess
 
 pytestmark = pytest.mark.slow
