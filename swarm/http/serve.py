@@ -1,9 +1,6 @@
 """Bind a port and serve an ASGI app on it with uvicorn; a port in use is one clear line, not a traceback.
 
 Invariant: the port is bound before anything else is started, so a failure leaves nothing behind.
-
-Slow readers, request heads that arrive by drops and heads without end are for a reverse proxy to refuse: uvicorn has no
-setting against them.
 """
 
 from __future__ import annotations
