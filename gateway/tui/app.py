@@ -16,8 +16,8 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import ContentSwitcher, Footer, Static
 
-from gateway.tui.pages import GatewayPage, OverviewPage, Page, SwarmPage, answering
-from gateway.tui.poller import SwarmPoller, make_poller
+from gateway.tui.pages import OverviewPage, Page, answering
+from gateway.tui.poller import make_poller
 from gateway.tui.targets import Target
 from gateway.tui.widgets import HelpScreen, names_line
 
@@ -49,11 +49,8 @@ class MonitorApp(App[None]):
     def __init__(self, targets: Sequence[Target], interval: float = 1.0) -> None:
         super().__init__()
         self.pollers = [make_poller(target, interval, self._on_change) for target in targets]
-        self.pages: list[Page] = [
-            SwarmPage(poller) if isinstance(poller, SwarmPoller) else GatewayPage(poller) for poller in self.pollers
-        ]
-        self._overview = OverviewPage(self.pollers)
-        self._page = 0 if len(targets) > 1 else 1
+        self._pages = [OverviewPage(self.pollers), *map(Page, self.pollers)]
+        self._number = 0 if len(targets) > 1 else 1
         self._top = Static(id="top", markup=False)
         self._names = Static(id="names", markup=False)
         self._switcher = ContentSwitcher(initial="page-0")
@@ -62,7 +59,7 @@ class MonitorApp(App[None]):
         yield self._top
         yield self._names
         with self._switcher:
-            for number, page in enumerate([self._overview, *self.pages]):
+            for number, page in enumerate(self._pages):
                 page.id = f"page-{number}"
                 yield page
         yield Footer()
@@ -71,16 +68,16 @@ class MonitorApp(App[None]):
         for poller in self.pollers:
             self.run_worker(poller.run(), name=f"polling {poller.target.name}")
         self.set_interval(_TICK, lambda: self._guarded(self._tick))
-        self._turn_to(self._page)
+        self._turn_to(self._number)
 
     @property
-    def page(self) -> Page | None:
-        """The page in front; ``None``: the overview."""
-        return self.pages[self._page - 1] if self._page else None
+    def _page(self) -> Page | OverviewPage:
+        """In front."""
+        return self._pages[self._number]
 
     def show(self) -> None:
         """Show the last known data."""
-        (self.page or self._overview).show()
+        self._page.show()
         self._show_top()
 
     def _on_change(self) -> None:
@@ -96,14 +93,13 @@ class MonitorApp(App[None]):
 
     def _tick(self) -> None:
         self._show_top()
-        page = self.page
-        self._overview.show() if page is None else page.show_head()
+        self._page.show_head()
 
     def _show_top(self) -> None:
         self._top.update(Content(f"{self.TITLE} · {answering(self.pollers)} · {time.strftime('%H:%M:%S')}"))
 
     def _turn_to(self, page: int) -> None:
-        self._page = page
+        self._number = page
         self._switcher.current = f"page-{page}"
         names = ["all", *(poller.target.name for poller in self.pollers)]
         self._names.update(
@@ -117,7 +113,7 @@ class MonitorApp(App[None]):
 
     def _arrive(self) -> None:
         # a focus that stayed on a page behind would bring that one back
-        (self.page or self._overview).focused.focus()
+        self._page.focused.focus()
         self._guarded(self.show)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -127,16 +123,16 @@ class MonitorApp(App[None]):
         self.push_screen(HelpScreen())
 
     def action_page(self, by: int) -> None:
-        self._turn_to((self._page + by) % (len(self.pages) + 1))
+        self._turn_to((self._number + by) % len(self._pages))
 
     def action_number(self, number: int) -> None:
-        if number <= len(self.pages) + 1:
+        if number <= len(self._pages):
             self._turn_to(number - 1)
 
     def action_panel(self, by: int) -> None:
-        if (page := self.page) is not None:
+        if isinstance(page := self._page, Page):
             page.board.turn(by)
 
     def action_choose(self, key: str) -> None:
-        if (page := self.page) is not None:
+        if isinstance(page := self._page, Page):
             page.board.choose(key)

@@ -1,4 +1,4 @@
-"""The pages of the monitor: all servers, a swarm server, a gateway.
+"""The pages of the monitor: all servers, and one of them.
 
 Invariant: a page shows the data of its poller, and sends no request.
 """
@@ -15,7 +15,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
-from gateway.tui.widgets import Board, LogPanel, Panel, TablePanel, TableView, content
+from gateway.tui.widgets import Board, LogPanel, TablePanel, TableView, content
 from gateway.views.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, printable, seconds, short, table_of
 from swarm.states import EngineState
 
@@ -49,10 +49,19 @@ class Page(Vertical):
     Page > .head { height: auto; max-height: 60%; padding: 0 1; }
     """
 
-    def __init__(self, poller: AnyPoller, panels: Sequence[Panel]) -> None:
+    def __init__(self, poller: AnyPoller) -> None:
         super().__init__()
         self.poller = poller
-        self.board = Board(panels)
+        if isinstance(poller, SwarmPoller):
+            titles = {"e": "Episodes", "t": "Tasks", "c": "Clients", "d": "Dropped"}
+            steps = TablePanel("s", "Steps", "curves", "steps")
+            self._tables = [steps, *(TablePanel(*panel) for panel in titles.items())]
+            self._log = LogPanel("l", "Log")
+        else:
+            routes = TablePanel("g", "Routes", long=True)
+            self._tables = [routes, TablePanel("w", "Swarm servers"), TablePanel("f", "Failures")]
+            self._log = LogPanel("l", "Log", long=True)
+        self.board = Board([*self._tables, self._log])
         self._head = Static(markup=False, classes="head")
 
     def compose(self) -> ComposeResult:
@@ -67,10 +76,10 @@ class Page(Vertical):
     def show(self) -> None:
         """Show the last known data."""
         self.show_head()
-        if (view := self.poller.view) is not None:
-            for panel in self.board.panels:
-                if isinstance(panel, TablePanel) and panel.key in view.tables:
-                    panel.show(view.tables[panel.key])
+        view = self.poller.view
+        self._log.show(_log(self.poller.log.lines, view.last_lines if view is not None else ()))
+        for panel in self._tables if view is not None else ():
+            panel.show(view.tables)
 
     def show_head(self) -> None:
         """Show the head alone, whose times go on between two requests."""
@@ -86,37 +95,6 @@ class Page(Vertical):
             # each line has one row where there is little room
             head = [line.truncate(width, ellipsis=True) for line in head]
         self._head.update(Content("\n").join([*([content(trouble)] if trouble else []), *head]))
-
-
-class SwarmPage(Page):
-    """A swarm server."""
-
-    def __init__(self, poller: SwarmPoller) -> None:
-        self._log = LogPanel("l", "Log")
-        self._steps = TablePanel("s", "Steps", 2)
-        titles = {"e": "Episodes", "t": "Tasks", "c": "Clients", "d": "Dropped"}
-        super().__init__(poller, [self._steps, *(TablePanel(*panel) for panel in titles.items()), self._log])
-        self._swarm = poller
-
-    def show(self) -> None:
-        super().show()
-        status, view = self._swarm.status, self._swarm.view
-        self._log.show(_log(self._swarm.log.lines, status.last_lines if status is not None else ()))
-        if view is not None:
-            self._steps.show(view.tables["curves"], view.tables["steps"])
-
-
-class GatewayPage(Page):
-    """A gateway."""
-
-    def __init__(self, poller: GatewayPoller) -> None:
-        self._log = LogPanel("l", "Log", long=True)
-        tables = (TablePanel("g", "Routes", long=True), TablePanel("w", "Swarm servers"), TablePanel("f", "Failures"))
-        super().__init__(poller, [*tables, self._log])
-
-    def show(self) -> None:
-        super().show()
-        self._log.show(_log(self.poller.log.lines))
 
 
 class OverviewPage(VerticalScroll):
@@ -161,6 +139,8 @@ class OverviewPage(VerticalScroll):
                 ]
         self._troubles.update(content(lines))
 
+    show_head = show
+
 
 def answering(pollers: Sequence[AnyPoller]) -> str:
     """``2 of 3 servers answer``, or ``the gateway answers`` for one server alone."""
@@ -180,7 +160,7 @@ def _trouble(poller: AnyPoller) -> list[Line]:
     return [Line(f"! {trouble.reason.value.upper()}: {printable(trouble.message)}; {again}{old}", BAD)]
 
 
-def _log(lines: Sequence[LogLine], last_lines: Iterable[str] = ()) -> list[Line]:
+def _log(lines: Sequence[LogLine], last_lines: Iterable[str]) -> list[Line]:
     """The log, the last line first, below a dead engine's last lines."""
     made = [Line(f"| {printable(line)}") for line in last_lines]
     if made:

@@ -50,17 +50,18 @@ class StepHistory:
         """Request all steps next, because it may be another server by now; keep the known ones until then."""
         self.wanted = STEPS
 
-    def add(self, latest: Sequence[StepResult], asked: int) -> list[StepResult]:
-        """Take in the last ``asked`` steps of the server, oldest first; return the new ones.
+    def add(self, latest: Sequence[StepResult]) -> list[StepResult]:
+        """Take in the last ``wanted`` steps of the server, oldest first; return the new ones.
 
         If none of them is known, steps were missed or it is another run: the next request is for all.
         """
         batches = {step.batch_id for step in self.steps}
         new = [step for step in latest if step.batch_id not in batches]
-        whole = asked >= STEPS
         joined = not batches or len(new) < len(latest)
-        self.steps = list(latest) if whole or not joined else [*self.steps, *new][-STEPS:]
-        self.wanted = FEW_STEPS if whole or (joined and self.wanted == FEW_STEPS) else STEPS
+        if joined and self.wanted == FEW_STEPS:
+            self.steps = [*self.steps, *new][-STEPS:]
+        else:
+            self.steps, self.wanted = list(latest), FEW_STEPS if self.wanted == STEPS else STEPS
         return new
 
 
@@ -194,11 +195,9 @@ class SwarmPoller(Poller[ServerStatus]):
         self.episodes, self.tokens = deque[float](maxlen=_POINTS), deque[float](maxlen=_POINTS)
         self._change: int | None = None
         self._pause = min(_LEAST_PAUSE, interval)
-        self._asked_steps = 0
 
     async def _ask(self) -> ServerStatus | Trouble:
-        self._asked_steps = self.history.wanted
-        query: dict[str, int | float] = {"steps": self._asked_steps}
+        query: dict[str, int | float] = {"steps": self.history.wanted}
         wait = 0.0
         if self._change is not None:
             # it waits at the server instead of here
@@ -216,7 +215,7 @@ class SwarmPoller(Poller[ServerStatus]):
         state, detail = status.engine.engine_status, status.engine.engine_status_detail
         if before is None or before.engine.engine_status is not state:
             self.log.note(f"engine: {state.removeprefix('ENGINE.')}" + (f": {detail}" if detail else ""))
-        new = self.history.add(status.steps, self._asked_steps)
+        new = self.history.add(status.steps)
         for step in new if before is not None else []:
             self.log.note(step_line(step))
         self.log.add(status.log)

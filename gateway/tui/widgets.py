@@ -5,7 +5,7 @@ Invariant: the scroll position of a table survives new rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from rich.cells import cell_len
@@ -101,17 +101,18 @@ class Panel(Vertical):
 
 
 class TablePanel(Panel):
-    """``count`` tables below each other, which scroll together; the last one's note is in the lower border."""
+    """The tables ``names`` below each other, which scroll together; the last one's note is in the lower border."""
 
-    def __init__(self, key: str, title: str, count: int = 1, *, long: bool = False) -> None:
-        self._grids = [TableView() for _ in range(count)]
-        super().__init__(key, title, self._grids[0] if count == 1 else VerticalScroll(*self._grids), long=long)
+    def __init__(self, key: str, title: str, *names: str, long: bool = False) -> None:
+        self._grids = {name: TableView() for name in names or (key,)}
+        grids = list(self._grids.values())
+        super().__init__(key, title, VerticalScroll(*grids) if names else grids[0], long=long)
 
-    def show(self, *tables: Table) -> None:
-        """Show ``tables``, at most as many as there is room for."""
-        self.border_subtitle = Content(tables[-1].note)
-        for index, grid in enumerate(self._grids):
-            grid.show(tables[index] if index < len(tables) else Table((), []))
+    def show(self, tables: Mapping[str, Table]) -> None:
+        """Show its own of ``tables``."""
+        for name, grid in self._grids.items():
+            grid.show(tables[name])
+            self.border_subtitle = Content(tables[name].note)
 
 
 class LogPanel(Panel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
@@ -62,7 +62,8 @@ class View:
     Attributes:
         state, version, batch, now, reward: cells of the overview.
         head: lines above the panels.
-        tables: by the key of their panel.
+        tables: by the key of their panel, of one with two by their names.
+        last_lines: of a dead engine's output.
     """
 
     state: str
@@ -71,7 +72,8 @@ class View:
     now: str
     reward: str
     head: Sequence[Line]
-    tables: Mapping[str, Table] = field(default_factory=dict[str, Table])
+    tables: Mapping[str, Table]
+    last_lines: Sequence[str] = ()
 
 
 def table_of(

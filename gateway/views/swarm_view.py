@@ -177,6 +177,7 @@ def view(
             "c": table_of(_CLIENTS, busiest, lambda row: "" if row.active else DIM, empty="no client has come"),
             "d": counts_table(("episodes", "why"), losses, "nothing was dropped"),
         },
+        last_lines=status.last_lines,
     )
 
 

@@ -135,24 +135,24 @@ def step(number: int, run: str = "a") -> StepResult:
 def test_steps_are_asked_for_in_full_once() -> None:
     history = StepHistory()
     assert history.wanted == STEPS
-    assert history.add([step(1), step(2)], history.wanted) == [step(1), step(2)]
+    assert history.add([step(1), step(2)]) == [step(1), step(2)]
     assert history.wanted == FEW_STEPS
-    assert history.add([step(2), step(3)], history.wanted) == [step(3)]
+    assert history.add([step(2), step(3)]) == [step(3)]
     assert history.steps == [step(1), step(2), step(3)]
 
 
 def test_steps_that_do_not_join_are_of_another_run_or_were_missed() -> None:
     history = StepHistory()
-    history.add([step(1)], history.wanted)
-    history.add([step(1, "b")], history.wanted)
+    history.add([step(1)])
+    history.add([step(1, "b")])
     assert history.steps == [step(1, "b")] and history.wanted == STEPS
-    history.add([], history.wanted)
+    history.add([])
     assert history.steps == []
 
 
 def test_after_an_absence_all_are_asked_for_again() -> None:
     history = StepHistory()
-    history.add([step(1)], history.wanted)
+    history.add([step(1)])
     history.forget()
     assert history.wanted == STEPS and history.steps == [step(1)]
 
@@ -164,8 +164,7 @@ def test_what_is_known_is_what_the_server_has(growths: list[int]) -> None:
         server += [step(len(server) + number) for number in range(1, growth + 1)]
         # looks again at once where it missed some, as the follower does at its next look
         for _ in range(2):
-            asked = history.wanted
-            history.add(server[-asked:], asked)
+            history.add(server[-history.wanted :])
     assert history.steps == server[-STEPS:]
 
 
