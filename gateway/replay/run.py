@@ -139,12 +139,12 @@ async def replay(
         SwarmGatewayError: the swarm server does not answer at the start.
     """
     prompts = itertools.islice(read_prompts(config.data, config.seed, config.epochs), config.max_requests)
-    # the first one shows whether the data can be read
-    first = await asyncio.to_thread(next, prompts, None)
+    # it shows whether the data can be read
+    first = await asyncio.to_thread(next, prompts)
     progress = ReplayProgress(config.max_requests)
-    run = _Run(config, sender, swarm, progress, on_progress, itertools.chain([] if first is None else [first], prompts))
+    run = _Run(config, sender, swarm, progress, on_progress, itertools.chain([first], prompts))
     began = time.monotonic()
-    because, interrupted, gave_up = ALL_SENT, False, False
+    because, interrupted, gave_up, unreadable = ALL_SENT, False, False, None
     try:
         async with asyncio.timeout(config.time_limit):
             await run.look()
@@ -155,8 +155,10 @@ async def replay(
         because, gave_up = str(endings.exceptions[0]), isinstance(endings.exceptions[0], _Failed)
     except* asyncio.CancelledError:
         because, interrupted = "interrupted", True
-    if run.unreadable is not None:
-        raise run.unreadable
+    except* ConfigError as errors:
+        unreadable = errors.exceptions[0]
+    if unreadable is not None:
+        raise unreadable
     with contextlib.suppress(SwarmGatewayError, TimeoutError):
         async with asyncio.timeout(5.0):
             await run.look()
@@ -194,14 +196,13 @@ class _Run:
     progress: ReplayProgress
     on_progress: Callable[[ReplayProgress], None]
     prompts: Iterator[Prompt]
-    unreadable: ConfigError | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def all(self) -> None:
         """Send all prompts.
 
         Raises:
-            ExceptionGroup: of one ``_Ended``, where something else ended the replay.
+            ExceptionGroup: of one ``_Ended``, where something else ended the replay, or of a ``ConfigError``.
         """
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self.watch())
@@ -211,11 +212,7 @@ class _Run:
     async def take(self) -> Prompt | None:
         """The next prompt; in a thread, for it may come over a network."""
         async with self._reading:
-            try:
-                return await asyncio.to_thread(next, self.prompts, None)
-            except ConfigError as exc:
-                self.unreadable = exc
-                raise _Ended(exc.message) from exc
+            return await asyncio.to_thread(next, self.prompts, None)
 
     async def work(self) -> None:
         """Send one prompt after the other."""

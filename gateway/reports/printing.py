@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import compress, count
+from itertools import count
 from pathlib import Path
 
 from rich.bar import Bar
@@ -41,8 +41,6 @@ _EVALUATION = (
     "no evaluation has a reward, and held-out tasks prove more: give the file `eval` and `tasks.validation`, or see "
     "why their episodes failed"
 )
-#: Values of steps that have a column only where one is known.
-_WHERE_KNOWN = ("with_signal", "success_rate")
 #: Rows of the table of steps.
 _MAX_ROWS = 30
 
@@ -57,30 +55,28 @@ def print_report(report: Curves, others: Sequence[Curves] = (), console: Console
     """
     console = console or Console(highlight=False)
     if report.steps:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        titles = ("step", "reward", "", "groups differ", "success", "tokens/answer", "s/step", "evaluation")
-        shows = [True] * 3 + [any(getattr(p, name) is not None for p in report.steps) for name in _WHERE_KNOWN]
-        shows += [True] * 2
-        shows.append(bool(report.evaluations))
-        for column in (*compress(titles, shows), *(other.label for other in others)):
-            table.add_column(Text(column), justify="left" if column == "" else "right")
-        evaluations = {point.step: point.reward_mean for point in report.evaluations}
-        beside = [{point.step: point.reward_mean for point in other.steps} for other in others]
         stride = max(1, -(-len(report.steps) // _MAX_ROWS))
         shown = [p for i, p in enumerate(report.steps) if i % stride == 0 or i == len(report.steps) - 1]
         low, high = min(0.0, *(p.reward_mean for p in shown)), max(1.0, *(p.reward_mean for p in shown))
-        for point in shown:
-            cells = (
-                str(point.step),
-                reward(point.reward_mean),
-                Bar(high - low, 0, point.reward_mean - low, width=24),
-                "" if point.with_signal is None else f"{point.with_signal} of {point.groups}",
-                _shown(point.success_rate, share),
-                _shown(point.response_tokens, "{:.0f}".format),
-                _shown(point.seconds, "{:.1f}".format),
-                _shown(evaluations.get(point.step), reward),
-            )
-            table.add_row(*compress(cells, shows), *(_shown(rewards.get(point.step), reward) for rewards in beside))
+        columns: list[tuple[str, list[str] | list[Bar]]] = [
+            ("step", [str(p.step) for p in shown]),
+            ("reward", [reward(p.reward_mean) for p in shown]),
+            ("", [Bar(high - low, 0, p.reward_mean - low, width=24) for p in shown]),
+            ("groups differ", ["" if p.with_signal is None else f"{p.with_signal} of {p.groups}" for p in shown]),
+            ("success", [_shown(p.success_rate, share) for p in shown]),
+            ("tokens/answer", [_shown(p.response_tokens, "{:.0f}".format) for p in shown]),
+            ("s/step", [_shown(p.seconds, "{:.1f}".format) for p in shown]),
+        ]
+        beside = [("evaluation", report.evaluations), *((other.label, other.steps) for other in others)]
+        for label, points in beside:
+            rewards = {point.step: point.reward_mean for point in points}
+            columns.append((label, [_shown(rewards.get(p.step), reward) for p in shown]))
+        columns = [(title, cells) for title, cells in columns if any(cells)]
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for title, _ in columns:
+            table.add_column(Text(title), justify="right" if title else "left")
+        for row in zip(*(cells for _, cells in columns), strict=True):
+            table.add_row(*row)
         console.print(table)
     for line in summary(report, others):
         console.print(printable(line), markup=False, soft_wrap=True)
