@@ -3,8 +3,7 @@ that are kept are in :mod:`gateway.cli.kept`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +12,7 @@ from gateway.cli.output import tell
 from gateway.cli.target import AsJson, ServerTarget, targeted
 
 if TYPE_CHECKING:
-    from swarm.client import SwarmClient
-    from swarm.protocol import MovePolicyRequest, PoliciesResponse, PolicyStatus
-
-WantedT = TypeVar("WantedT", bound="MovePolicyRequest")
+    from swarm.protocol import PoliciesResponse, PolicyStatus
 
 app = typer.Typer(
     help="Challengers and incumbents: who answers whom, what is proven, and the versions that are kept. Learn more in "
@@ -69,11 +65,12 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Let a challenger answer more of the users."""
-    from swarm.client import SwarmClient
+    from swarm.client.wire import checked
     from swarm.protocol import PromotePolicyRequest
 
     fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason, "share": share}
-    _move(target, SwarmClient.promote_policy, PromotePolicyRequest, fields, as_json)
+    with target.connect() as client:
+        _tell_moved(client.promote_policy(checked(PromotePolicyRequest, fields)), as_json)
 
 
 @app.command()
@@ -93,11 +90,12 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Let the incumbent answer everybody from now on; what runs ends as it began, and training goes on."""
-    from swarm.client import SwarmClient
+    from swarm.client.wire import checked
     from swarm.protocol import RollBackPolicyRequest
 
     fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason, "recall": recall}
-    _move(target, SwarmClient.roll_back_policy, RollBackPolicyRequest, fields, as_json)
+    with target.connect() as client:
+        _tell_moved(client.roll_back_policy(checked(RollBackPolicyRequest, fields)), as_json)
 
 
 @app.command()
@@ -112,11 +110,12 @@ def pin(
     as_json: AsJson = False,
 ) -> None:
     """Hold a challenger in its stage: no verdict moves it, not even one that it is worse."""
-    from swarm.client import SwarmClient
+    from swarm.client.wire import checked
     from swarm.protocol import PinPolicyRequest
 
     fields = {"route": name, "incumbent": incumbent, "version": version, "reason": reason, "pinned": not off}
-    _move(target, SwarmClient.pin_policy, PinPolicyRequest, fields, as_json)
+    with target.connect() as client:
+        _tell_moved(client.pin_policy(checked(PinPolicyRequest, fields)), as_json)
 
 
 @app.command()
@@ -141,18 +140,7 @@ def _of_training(policies: PoliciesResponse) -> list[str]:
     return [*alarms, "training waits for a verdict, or because a challenger answers users"]
 
 
-def _move(
-    target: ServerTarget,
-    move: Callable[[SwarmClient, WantedT], PolicyStatus],
-    model: type[WantedT],
-    fields: dict[str, Any],
-    as_json: bool,
-) -> None:
-    """Have the server move a challenger, and tell where it stands."""
-    from swarm.client.wire import checked
-
-    with target.connect() as client:
-        moved = move(client, checked(model, fields))
+def _tell_moved(moved: PolicyStatus, as_json: bool) -> None:
     tell(as_json, moved.model_dump(mode="json"), _line(moved))
 
 
