@@ -85,20 +85,15 @@ class EngineWatch:
         self._is_spared, self._given_up = is_spared, False
         self._began = clock()
         self._state: EngineState | None = None
-        self._doing: tuple[str, str] | None = None
-        self._config_written = False
         self._ready = self.was_ready = False
         self._restart_at: float | None = None
         self._deaths = 0
         self.last_step = 0
-        self._alarms: set[str] = set()
         #: by route and incumbent: the share of the challenger, and whether a person is waited for
         self._stages: dict[tuple[str, str], tuple[float, bool]] = {}
-        # the answer, and for which steps it was told
-        self._learning = ("not proven", 0, False)
-        self._warnings: set[str] = set()
-        self._journal_error = ""
-        self._batch: tuple[int, int, str] | None = None
+        #: by what it is about, what was seen last
+        self._seen: dict[str, Any] = {"learning": ("not proven", 0, False), "journal": False}
+        self._wrong: set[str] = set()
         # by batch: an engine that restarts without a checkpoint counts its steps from one again
         self._reported: set[str] = set()
         self.finished = False
@@ -131,14 +126,10 @@ class EngineWatch:
                 self._reported.add(step.batch_id)
                 self.last_step = step.step
                 self._on_event("step", step.model_dump(mode="json"))
-        self._see_alarms(status)
+        self._see_what_is_wrong(status)
         self._see_stages(status)
         self._see_learning(status)
         self._see_batch(status)
-        for text in status.warnings:
-            if text not in self._warnings:
-                self._warnings.add(text)
-                self._on_event("warning", {"message": text})
         self._see_journal(status)
         if status.engine.engine_status is not EngineState.OFFLINE:
             self._restart_at, self._given_up = None, False
@@ -171,32 +162,36 @@ class EngineWatch:
             values = {"message": message, "last_lines": status.last_lines, "log": str(self._log)}
             self._on_event("engine_given_up", values)
 
+    def _is_news(self, about: str, value: Any) -> bool:
+        """Whether ``value`` differs from the last one."""
+        before, self._seen[about] = self._seen.get(about), value
+        return value != before
+
     def _see_journal(self, status: ServerStatus) -> None:
         """Warn when the disk begins to refuse the journal, and tell when it no longer does."""
         error = status.journal.error if status.journal is not None else ""
-        if bool(error) != bool(self._journal_error):
+        if self._is_news("journal", bool(error)):
             text = (
                 f"the journal {self._run_dir / 'journal.db'} cannot be written ({error}): users are answered, nothing "
                 "is trained, and what was acknowledged waits; once the disk takes it, it goes on by itself"
             )
             self._on_event("warning", {"message": text if error else "the journal is written again"})
-        self._journal_error = error
 
     def _see_batch(self, status: ServerStatus) -> None:
         """Report how much of the batch there is, each time it changes."""
         if status.pool is None or status.engine.engine_status is not EngineState.ROLLING:
             return
-        batch = batch_progress(status.pool)
-        if batch != self._batch:
-            self._batch = batch
+        if self._is_news("batch", batch := batch_progress(status.pool)):
             self._on_event("batch", {"tasks": batch[0], "of": batch[1], "words": batch[2]})
 
-    def _see_alarms(self, status: ServerStatus) -> None:
-        """Warn of each alarm when it begins."""
-        for alarm in status.alarms:
-            if alarm.kind not in self._alarms:
-                self._on_event("warning", {"message": f"alarm: {alarm.sentence}"})
-        self._alarms = {alarm.kind for alarm in status.alarms}
+    def _see_what_is_wrong(self, status: ServerStatus) -> None:
+        """Warn of each alarm, and of what the engine warns of, when it begins."""
+        wrong = {alarm.kind: f"alarm: {alarm.sentence}" for alarm in status.alarms}
+        wrong |= {text: text for text in status.warnings}
+        for name, text in wrong.items():
+            if name not in self._wrong:
+                self._on_event("warning", {"message": text})
+        self._wrong = set(wrong)
 
     def _see_stages(self, status: ServerStatus) -> None:
         """Report each move of a challenger, and when training begins to wait for a person."""
@@ -212,8 +207,7 @@ class EngineWatch:
     def _see_learning(self, status: ServerStatus) -> None:
         """Say whether the run learns: when the answer changes, every some steps, and after the last one."""
         answer = (status.learning.partition(":")[0], self.last_step // _TREND_STEPS, self._is_done(status))
-        if status.learning and answer != self._learning:
-            self._learning = answer
+        if status.learning and self._is_news("learning", answer):
             self._on_event("learning", {"sentence": status.learning})
 
     def _see_death(self, status: ServerStatus, entered: bool) -> None:
@@ -261,8 +255,7 @@ class EngineWatch:
             self._on_event("warning", {"message": f"there is no checkpoint ({why}): {lost}"})
 
     def _see_config(self, status: ServerStatus) -> None:
-        if status.resolved_config and not self._config_written:
-            self._config_written = True
+        if status.resolved_config and self._is_news("config", True):
             path = self._run_dir / "engine-config.json"
             with suppress(OSError):  # of a full disk people hear elsewhere
                 path.write_text(json.dumps(status.resolved_config, indent=1, default=str))
@@ -274,8 +267,7 @@ class EngineWatch:
             self._began, self._ready = self._clock(), False
         seconds = round(self._clock() - self._began, 1)
         if state is EngineState.BOOTING:
-            if self._doing != (status.boot_stage, detail):
-                self._doing = (status.boot_stage, detail)
+            if self._is_news("boot", (status.boot_stage, detail)):
                 self._on_event("boot", {"stage": status.boot_stage, "detail": detail, "seconds": seconds})
             # the server's own limit comes later, and is a death
             if seconds > self._boot_timeout and not self.was_ready and not self._is_spared:
@@ -291,5 +283,7 @@ class EngineWatch:
             else:
                 self._on_event("ready", values)
         if state is not self._state:
-            self._state, self._batch = state, None
+            self._state = state
+            # the spinner then says the state alone
+            self._seen.pop("batch", None)
             self._on_event("state", {"state": str(state), "detail": detail})
