@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +123,8 @@ def _check_no_server(folder: Path) -> None:
 def keep_earlier(log: Path) -> None:
     """Make room for a new ``log``: the earlier ones become ``NAME.1`` (the latest), ``NAME.2``, ...; an empty one, of a
     start that failed, takes no place."""
-    if not log.exists() or not log.stat().st_size:
-        return
-    for number in range(_KEPT_LOGS, 0, -1):
-        earlier = log.with_name(f"{log.name}.{number - 1}") if number > 1 else log
-        if earlier.exists():
-            earlier.replace(log.with_name(f"{log.name}.{number}"))
+    if log.exists() and log.stat().st_size:
+        RotatingFileHandler(log, backupCount=_KEPT_LOGS, delay=True).doRollover()
 
 
 def write_section(file: Path, section: dict[str, Any]) -> None:
