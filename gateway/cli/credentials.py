@@ -7,7 +7,6 @@ Invariant: a secret is printed once, on its creation, alone on stdout; messages 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -34,11 +33,6 @@ Config = Annotated[
 ]
 Expires = Annotated[str | None, typer.Option(help="lifetime such as 12h, 30d or 8w; default: for ever")]
 
-#: The choices of ``--scope``; the server's own list decides.
-Scope = StrEnum("Scope", ["CLAIM", "READ", "ADMIN"])
-#: Of ``--page``: the key's own list decides.
-Page = StrEnum("Page", ["LOOK", "JUDGE", "DECIDE"])
-
 
 @keys.command("create")
 def create_key(
@@ -62,7 +56,7 @@ def create_key(
     ] = None,
     expires: Expires = None,
     page: Annotated[
-        Page | None,
+        Literal["look", "judge", "decide"] | None,
         typer.Option(help="what it opens of the page (`ui`): each also the ones before it; default: nothing"),
     ] = None,
     admin: Annotated[
@@ -84,7 +78,7 @@ def create_key(
         max_in_flight=max_in_flight,
         train=train,
         side=side,
-        page=page and str(page),
+        page=page,
         lifetime=parse_lifetime(expires),
     )
     if as_json:
@@ -135,7 +129,7 @@ def revoke_key(
 def create_token(
     name: Annotated[str, typer.Argument(help="who will use it; letters, digits, '.', '_', '-'")],
     scope: Annotated[
-        list[Scope],
+        list[Literal["claim", "read", "admin"]],
         typer.Option(
             help="claim: run episodes. read: status and metrics. admin: everything. Give it again for another one."
         ),
@@ -148,7 +142,7 @@ def create_token(
     from swarm.credentials import TokenFile
 
     file = TokenFile(run_folder(run_dir))
-    scopes = sorted({member.name.lower() for member in scope})
+    scopes = sorted(set(scope))
     first = not file.read()
     token = file.create(name, scopes, parse_lifetime(expires))
     if as_json:
