@@ -98,24 +98,20 @@ def read_plan(path: Path) -> UpPlan:
     """
     data = read_mapping(path, "config")
     _check_sections(path, data)
-    import_from(path.parent)
-    plan = _several(path, data) if "jobs" in data else _server_plan(path, jobs_in(path, data)[""])
+    plan = _plan_of_servers(path, data)
     part = part_of(path, "gateway")
     gateway, parsed = _gateway(part)
-    urls = {server.name: url_of(*address) for server, address in zip(plan.servers, plan.addresses, strict=True)}
+    urls = {server.name: url_of(*server.address) for server in plan.servers}
     # what it would refuse itself, once the servers run
     load_attribute("gateway.app:check")(read_config(with_servers(gateway, urls, ""), where=part.where))
     incumbents, successions, beside = _incumbents(path, plan, parsed)
-    addresses = *plan.addresses, (parsed.host, parsed.port), *(("127.0.0.1", model.port) for model in incumbents)
     return replace(
         plan,
         gateway_section=gateway,
+        gateway_address=(parsed.host, parsed.port),
         incumbents=incumbents,
         successions=successions,
         beside=beside,
-        addresses=addresses,
-        # not what it may be a link to: paths in it start from where it is named
-        file=path.absolute(),
     )
 
 
@@ -143,7 +139,9 @@ def _incumbents(
         if incumbent.policy == "promoted":
             # a route with the name of a job is before its server, whatever is said above
             own = name in servers and settings.swarm_url == gateway.swarm_url
-            if "swarm_url" in settings.model_fields_set and not own and _elsewhere(settings.swarm_url, plan):
+            urls = {plain_address(url_of(*server.address)) for server in plan.servers}
+            elsewhere = plain_address(settings.swarm_url or "") not in urls
+            if "swarm_url" in settings.model_fields_set and not own and elsewhere:
                 raise ConfigError(
                     f"the incumbent of the route {name} has policy: promoted, and its swarm_url is a server that `up` "
                     "does not run: no version of it can become the incumbent. Leave out policy, or swarm_url"
@@ -167,11 +165,6 @@ def _incumbents(
             )
     incumbents = tuple(replace(served, routes=tuple(names)) for served, names in routes.items())
     return incumbents, tuple(successions), tuple(beside)
-
-
-def _elsewhere(swarm_url: str | None, plan: UpPlan) -> bool:
-    """Whether a route's server is none of the plan's."""
-    return plain_address(swarm_url or "") not in {plain_address(url_of(*address)) for address in plan.addresses}
 
 
 def _check_beside(server: ServerPlan, route: str, version: int) -> None:
@@ -276,27 +269,24 @@ def _routed(part: FilePart) -> dict[str, Any]:
     return settings
 
 
-def _several(path: Path, data: dict[str, Any]) -> UpPlan:
-    """The swarm servers and the engines of ``jobs``.
-
-    Raises:
-        ConfigError: a part is not valid, a name is no name of a folder, or two have one run folder.
-    """
-    plans: list[UpPlan] = []
-    for name, sections in jobs_in(path, data).items():
-        if not _NAME.fullmatch(name):
+def _plan_of_servers(path: Path, data: dict[str, Any]) -> UpPlan:
+    """The swarm server and the engine of ``job``, or those of ``jobs``, without a gateway."""
+    jobs = jobs_in(path, data)
+    for name, sections in jobs.items():
+        if "jobs" in data and not _NAME.fullmatch(name):
             raise ConfigError(f"{path}: jobs has names (letters, digits, - and _), each with job and swarm: {name!r}")
         if unknown := [section for section in sections if section not in ("job", "swarm")]:
             raise ConfigError(f"{path}, jobs.{name}: unknown section {unknown[0]!r}; it has job and, if needed, swarm")
-        plans.append(_server_plan(path, sections, name))
-    if not plans:
+    if not jobs:
         raise ConfigError(f"{path}: jobs is empty; it has names, each with job and swarm")
-    servers = tuple(plan.servers[0] for plan in plans)
+    import_from(path.parent)
+    servers = tuple(_server_plan(path, sections, name) for name, sections in jobs.items())
     if len({server.run_dir for server in servers}) < len(servers):
         raise ConfigError(f"{path}: two jobs have one run folder; set run_dir in their swarm sections")
     if len({checkpoint_folder(server.job, server.run_dir).resolve() for server in servers}) < len(servers):
         raise ConfigError(f"{path}: two jobs have one checkpoint_dir, where each would go on from weights of the other")
-    return replace(plans[0], servers=servers, addresses=tuple(address for plan in plans for address in plan.addresses))
+    # not what the file may be a link to: paths in it start from where it is named
+    return UpPlan(servers=servers, gateway_section=None, module_folder=path.parent.resolve(), file=path.absolute())
 
 
 def _with_all_routes(routes: Any, jobs: list[str]) -> Any:
@@ -319,14 +309,12 @@ def read_train(path: Path) -> TrainPlan:
     if "workflow" not in data and ("gateway" in data or "jobs" in data):
         raise ConfigError(f"{path} is a file for `up`: swarm-gateway up {path}")
     file = validated(TrainFile, data, str(path))
-    plan = replace(_server_plan(path, jobs_in(path, data)[""]), file=path.absolute())
-    return train_plan(file, plan, path.parent.resolve())
+    return train_plan(file, _plan_of_servers(path, data), path.parent.resolve())
 
 
-def _server_plan(path: Path, sections: dict[str, Any], name: str = "") -> UpPlan:
-    """The swarm server and the engine of the ``sections`` job and swarm, without a gateway."""
+def _server_plan(path: Path, sections: dict[str, Any], name: str) -> ServerPlan:
+    """The swarm server and the engine of the ``sections`` job and swarm."""
     folder = path.parent.resolve()
-    import_from(folder)
     where = f"{path}, jobs.{name}." if name else f"{path}, "
     job = validated(TrainJob, sections["job"], f"{where}job")
     section = dict(sections["swarm"])
@@ -345,13 +333,13 @@ def _server_plan(path: Path, sections: dict[str, Any], name: str = "") -> UpPlan
     section["run_dir"] = str(run_dir)
     if server.job_defaults is not None:
         section["job_defaults"] = str(server.job_defaults)
-    plan = ServerPlan(
+    return ServerPlan(
         job=resolve_job(job, folder),
         swarm_section=section,
         run_dir=run_dir,
         name=name,
+        address=(server.host, server.port),
         token=server.token,
         # the server gives up first and knows why
         boot_timeout=server.boot_timeout + _BOOT_MARGIN,
     )
-    return UpPlan(servers=(plan,), gateway_section=None, addresses=((server.host, server.port),), module_folder=folder)

@@ -26,6 +26,7 @@ class ServerPlan:
 
     Attributes:
         name: of its job; empty where there is one job.
+        address: host and port on which it will listen; 0: any.
         swarm_section: what the server reads from a file.
     """
 
@@ -33,6 +34,7 @@ class ServerPlan:
     swarm_section: dict[str, Any]
     run_dir: Path
     name: str = ""
+    address: tuple[str, int] = ("127.0.0.1", 0)
     token: str | None = None
     boot_timeout: float = 600.0
 
@@ -138,7 +140,7 @@ class UpPlan:
         incumbents: of routes whose incumbent is a model.
         successions: of routes that follow promotions.
         beside: incumbents that no process of their own answers as.
-        addresses: hosts and ports that the servers will listen on.
+        gateway_address: host and port on which it will listen; 0: any.
         module_folder: the folder of the user's file; hooks may be modules in it.
         file: the user's, which the gateway reads again on a reload.
         private_token: lets the processes reach each other, even if tokens are created or revoked meanwhile.
@@ -151,7 +153,7 @@ class UpPlan:
     incumbents: tuple[IncumbentPlan, ...] = ()
     successions: tuple[SuccessionPlan, ...] = ()
     beside: tuple[BesidePlan, ...] = ()
-    addresses: tuple[tuple[str, int], ...] = ()
+    gateway_address: tuple[str, int] = ("127.0.0.1", 0)
     module_folder: Path | None = None
     file: Path | None = None
     private_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
@@ -165,6 +167,13 @@ class UpPlan:
     def folder(self) -> Path:
         """Its run folder, of several the first."""
         return self.servers[0].run_dir
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Hosts and ports of all that listens."""
+        gateway = [] if self.gateway_section is None else [self.gateway_address]
+        models = [("127.0.0.1", incumbent.port) for incumbent in self.incumbents]
+        return [*(server.address for server in self.servers), *gateway, *models]
 
     def spares(self, server: ServerPlan) -> bool:
         """Whether users of some route before ``server`` are answered without its engine: by an upstream, or by a model

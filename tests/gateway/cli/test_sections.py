@@ -58,7 +58,7 @@ def test_every_path_of_the_file_starts_from_the_file(tmp_path: Path) -> None:
         "keys_file": str(tmp_path / "keys.yaml"),
         "request_log": {"path": str(tmp_path / "requests.jsonl")},
     }
-    assert plan.addresses == (("127.0.0.1", 1), ("127.0.0.1", 8000))
+    assert plan.addresses == [("127.0.0.1", 1), ("127.0.0.1", 8000)]
     assert server.boot_timeout > 50, "the server gives up a boot before we do"
 
 
@@ -311,7 +311,7 @@ def test_several_jobs_have_ports_run_folders_and_routes_of_their_own(tmp_path: P
     plan = read_plan(project(tmp_path, JOBS))
     assert [server.name for server in plan.servers] == ["planner", "solver"]
     assert [server.run_dir for server in plan.servers] == [tmp_path / "runs" / name for name in ("planner", "solver")]
-    assert plan.addresses == (("127.0.0.1", 10086), ("127.0.0.1", 7), ("127.0.0.1", 8000))
+    assert plan.addresses == [("127.0.0.1", 10086), ("127.0.0.1", 7), ("127.0.0.1", 8000)]
     hooks = {"hooks": str(tmp_path / "hooks")}
     assert plan.gateway_section == {**hooks, "routes": [{"name": "solver", "policy": "first"}, {"name": "planner"}]}
     assert [route.hooks for route in read_config(plan.gateway_section).routes] == [hooks["hooks"]] * 2

@@ -49,14 +49,14 @@ def server_plan(run_dir: Path, name: str = "") -> ServerPlan:
 class Run:
     """Runs ``up`` in this thread; ``on`` maps an event to what happens then."""
 
-    def __init__(self, script: str, run_dir: Path, addresses: tuple[tuple[str, int], ...] = (), **on: Any) -> None:
+    def __init__(self, script: str, run_dir: Path, ports: tuple[int, int] = (0, 0), **on: Any) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.on = on
         self.run_dir = run_dir
         self.plan = UpPlan(
-            servers=(server_plan(run_dir),),
+            servers=(replace(server_plan(run_dir), address=("127.0.0.1", ports[0])),),
             gateway_section={"hooks": "x:y"},
-            addresses=addresses,
+            gateway_address=("127.0.0.1", ports[1]),
             restart_pause=0.01,
             command=(*COMMAND, "tests.gateway.scripted_up", script),
         )
@@ -584,12 +584,12 @@ def test_a_second_signal_does_not_wait_for_the_engine(tmp_path: Path) -> None:
 def test_a_port_in_use_or_given_twice_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     with bind("127.0.0.1", 0) as taken:
         port: int = taken.getsockname()[1]
-        run = Run("steps", tmp_path, addresses=(("127.0.0.1", 0), ("127.0.0.1", port)))
+        run = Run("steps", tmp_path, ports=(0, port))
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
             run()
     assert run.kinds == [] and list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match=f"port {port} is given twice"):
-        Run("steps", tmp_path, addresses=(("127.0.0.1", port), ("127.0.0.1", port)))()
+        Run("steps", tmp_path, ports=(port, port))()
 
 
 def test_a_run_folder_that_cannot_be_written_is_told_before_anything_starts(tmp_path: Path) -> None:
