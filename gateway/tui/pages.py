@@ -14,10 +14,11 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from gateway.tui.poller import GatewayPoller, LogLine, SwarmPoller
+from gateway.tui.poller import GatewayPoller, SwarmPoller
 from gateway.tui.widgets import Board, LogPanel, TablePanel, TableView, content
 from gateway.views.format import BAD, DIM, UNKNOWN, WARNING, Columns, Line, printable, seconds, short, table_of
 from swarm.states import EngineState
+from swarm.status import LogEntry
 
 AnyPoller = SwarmPoller | GatewayPoller
 
@@ -160,14 +161,14 @@ def _trouble(poller: AnyPoller) -> list[Line]:
     return [Line(f"! {trouble.reason.value.upper()}: {printable(trouble.message)}; {again}{old}", BAD)]
 
 
-def _log(lines: Sequence[LogLine], last_lines: Iterable[str]) -> list[Line]:
+def _log(lines: Sequence[LogEntry], last_lines: Iterable[str]) -> list[Line]:
     """The log, the last line first, below a dead engine's last lines."""
     made = [Line(f"| {printable(line)}") for line in last_lines]
     if made:
         made.insert(0, Line("the engine's last lines", WARNING))
     for line in reversed(lines):
         tag = f"[{short(line.tag, 20)}] " if line.tag else ""
-        made.append(Line(tag + printable(line.text), label=_clock(line.at)))
+        made.append(Line(tag + printable(line.message), label=_clock(line.timestamp)))
     return made or [Line("nothing has happened yet", DIM)]
 
 

@@ -10,7 +10,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
@@ -65,36 +64,28 @@ class StepHistory:
         return new
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """One line of the log; ``at`` is Unix seconds, ``tag`` its sender (empty: the monitor)."""
-
-    at: float
-    text: str
-    tag: str = ""
-
-
 class MonitorLog:
-    """Events that the monitor noticed, and lines pushed to the server, which are kept longer than at the server."""
+    """Events that the monitor noticed, which have no tag, and lines pushed to the server, which are kept longer than at
+    the server."""
 
     def __init__(self) -> None:
-        self._lines: deque[LogLine] = deque(maxlen=_LOG_LINES)
-        self._pushed: set[LogLine] = set()
+        self._lines: deque[LogEntry] = deque(maxlen=_LOG_LINES)
+        self._pushed: set[LogEntry] = set()
 
     @property
-    def lines(self) -> list[LogLine]:
+    def lines(self) -> list[LogEntry]:
         """All of it, oldest first."""
-        return sorted(self._lines, key=lambda line: line.at)
+        return sorted(self._lines, key=lambda line: line.timestamp)
 
     def note(self, text: str) -> None:
         """Add an event of now."""
-        self._lines.append(LogLine(time.time(), text))
+        self._lines.append(LogEntry(timestamp=time.time(), message=text))
 
     def add(self, entries: Iterable[LogEntry]) -> None:
         """Keep the pushed lines of a status, each once."""
-        pushed = {LogLine(entry.timestamp, entry.message, entry.tag or "log") for entry in entries}
+        pushed = {entry.model_copy(update={"tag": entry.tag or "log"}) for entry in entries}
         # the server never repeats a line that it dropped
-        self._lines.extend(sorted(pushed - self._pushed, key=lambda line: line.at))
+        self._lines.extend(sorted(pushed - self._pushed, key=lambda line: line.timestamp))
         self._pushed = pushed
 
 

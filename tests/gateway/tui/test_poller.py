@@ -58,7 +58,7 @@ async def test_a_change_of_state_is_news_at_once_and_steps_are_asked_for_by_a_fe
             news.clear()
             await news.wait()
     assert asked[0] == "300" and set(asked[1:]) == {"5"}
-    assert [line.text for line in poller.log.lines][-1] == "engine: OFFLINE: by the test"
+    assert [line.message for line in poller.log.lines][-1] == "engine: OFFLINE: by the test"
 
 
 async def test_steps_done_while_somebody_watches_are_told(rig: server.Rig) -> None:
@@ -75,7 +75,7 @@ async def test_steps_done_while_somebody_watches_are_told(rig: server.Rig) -> No
             news.clear()
             await news.wait()
     assert "step    1  reward 0.500 ±0.500  2 of 2 groups differ  2.0 s  2 tokens/answer" in [
-        line.text for line in poller.log.lines
+        line.message for line in poller.log.lines
     ]
 
 
@@ -97,7 +97,7 @@ async def test_a_gateways_log_has_what_its_hooks_and_its_reloads_failed_with() -
             await news.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert [line.text for line in poller.log.lines] == [
+    assert [line.message for line in poller.log.lines] == [
         "the hook fails, 2 x on_compute_relative_reward raised KeyError",
         "a reload failed, the configuration before stays: unknown key 'x'",
     ]
@@ -110,7 +110,7 @@ def test_what_fails_after_a_gateway_was_started_again_is_told() -> None:
     poller._take(before, None)  # pyright: ignore[reportPrivateUsage]
     after = GatewayStatus(routes={}, requests=3, errors=Counter(engine_offline=2), hook_errors=Counter(late=1))
     poller._take(after, before)  # pyright: ignore[reportPrivateUsage]
-    assert [line.text for line in poller.log.lines] == [
+    assert [line.message for line in poller.log.lines] == [
         "the gateway restarted: its counts begin at 0",
         "2 callers got the error engine_offline",
         "the hook fails, 1 x late",
@@ -174,4 +174,4 @@ def test_a_pushed_line_is_kept_once_and_longer_than_by_the_server() -> None:
     for entries in ([one], [one, two], [two], []):
         log.add(entries)
     log.note("a step of now")
-    assert [(line.tag, line.text) for line in log.lines] == [("log", "one"), ("vllm", "two"), ("", "a step of now")]
+    assert [(line.tag, line.message) for line in log.lines] == [("log", "one"), ("vllm", "two"), ("", "a step of now")]
