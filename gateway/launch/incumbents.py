@@ -88,7 +88,7 @@ class Incumbents:
     @property
     def serves(self) -> bool:
         """Whether all that answer users do so."""
-        return all(served.process.serves for served in self._served)
+        return all(served.process is None or served.process.serves for served in self._served)
 
     def start(self) -> None:
         """Start those of the plan, and in their place those that succeeded them before.
@@ -96,25 +96,25 @@ class Incumbents:
         Raises:
             ConfigError: what an earlier start wrote cannot be read.
         """
-        if beside := {planned.route: planned.beside for planned in self._plan.successions}:
-            named, kept = named_successors(self.file), read_successors(self.file)
-            for route in beside.keys() & (named.keys() - kept.keys()):
-                message = f"version {named[route].version} answers the route {route} no longer: its folder "
-                message += f"{named[route].folder} is gone, and the incumbent of your file answers"
-                self._tell("warning", {"message": message})
-            # an adapter needs an engine that answers with it
-            dropped = {to: it for to, it in kept.items() if to in beside and not (it.port or beside[to])}
-            self._successors = {to: it for to, it in kept.items() if to in beside and to not in dropped}
-            for route, successor in dropped.items():
-                message = f"version {successor.version} answers the route {route} no longer: it is an adapter, and with"
-                message += " this job no engine surely answers with one beside the newest (job.lora, serving: always)"
-                self._tell("warning", {"message": message})
-            if dropped:
+        beside = {planned.route: planned.beside for planned in self._plan.successions}
+        named = named_successors(self.file) if beside else {}
+        for route in beside.keys() & named.keys():
+            successor = named[route]
+            if not successor.folder.is_dir():
+                why = f"its folder {successor.folder} is gone, and the incumbent of your file answers"
+            elif successor.port is None and not beside[route]:
                 # at each start and reload the gateway reads that file
-                write_successors(self.file, {to: it for to, it in kept.items() if to not in dropped})
+                write_successors(self.file, {to: it for to, it in read_successors(self.file).items() if to != route})
+                why = "it is an adapter, and with this job no engine surely answers with one beside the newest "
+                why += "(job.lora, serving: always)"
+            else:
+                self._successors[route] = successor
+                continue
+            message = f"version {successor.version} answers the route {route} no longer: {why}"
+            self._tell("warning", {"message": message})
         for planned in self._plan.incumbents:
             if routes := set(planned.routes) - self._successors.keys():
-                self._served.append(ServedModel(self._started(planned), routes))
+                self._served.append(ServedModel(Path(planned.model), self._started(planned), routes))
         for kept in self._plan.beside:
             if kept.route not in self._successors:
                 self._tell("beside", {"name": kept.name, "route": kept.route})
@@ -123,14 +123,15 @@ class Incumbents:
             self._successions.append(succession)
             if (successor := self._successors.get(planned.route)) is not None:
                 succession.follows(successor)
+                process = None
                 if successor.port is None:
                     self._tell("beside", {"name": succession.stage_of, "route": planned.route})
-                    continue
-                if not is_free(successor.port):
-                    successor = successor.model_copy(update={"port": free_port()})
-                    self._write(planned.route, successor)
-                process = self._started(self._incumbent(planned, successor))
-                self._served.append(ServedModel(process, {planned.route}))
+                else:
+                    if not is_free(successor.port):
+                        successor = successor.model_copy(update={"port": free_port()})
+                        self._write(planned.route, successor)
+                    process = self._started(self._incumbent(planned, successor))
+                self._served.append(ServedModel(successor.folder, process, {planned.route}))
         # later versions may be on their way; after a step back they come again under their numbers, with other weights
         answering = min((successor.version for successor in self._successors.values()), default=0)
         self._clear(below=answering if self._plan.from_step is None else math.inf)
@@ -143,21 +144,20 @@ class Incumbents:
         """
         now = time.monotonic()
         for served in self._served:
-            if served.ends is None or served.process.child.exit_code is None:
+            if served.process is not None and (served.ends is None or served.process.child.exit_code is None):
                 served.process.look()
         for succession in self._successions:
             self._go_on(succession, stages, now)
         for served in [served for served in self._served if served.ends is not None and served.ends <= now]:
             self._served.remove(served)
-            served.process.child.stop(_GRACE)
-            _remove_logs(served.process)
-            self._clear()
-        if any([succession.drop_ended(now) for succession in self._successions]):
+            if served.process is not None:
+                served.process.child.stop(_GRACE)
+                _remove_logs(served.process)
             self._clear()
 
     def stop(self, hurry: threading.Event) -> None:
         """Stop all; a succession on its way goes on at the next start."""
-        children = [served.process.child for served in self._served]
+        children = [served.process.child for served in self._served if served.process is not None]
         for succession in self._successions:
             children += [succession.writing] if succession.writing is not None else []
             children += [succession.booting.child] if succession.booting is not None else []
@@ -219,7 +219,7 @@ class Incumbents:
             elif succession.plan.beside and succession.writing is None:
                 self._try(succession, succession.next, now)
             elif succession.booting is not None and succession.booting.serves:
-                self._ask(succession, ServedModel(succession.booting, set()), now)
+                self._ask(succession, ServedModel(succession.next.folder, succession.booting), now)
             return
         if stage.pinned or stage.successor in (None, succession.version, *succession.refused):
             return
@@ -259,7 +259,7 @@ class Incumbents:
                 message = f"{succession.label} is not the incumbent of the route {succession.plan.route} yet: {exc}"
                 self._tell("warning", {"message": message})
             return
-        self._ask(succession, None, now)
+        self._ask(succession, ServedModel(successor.folder, None), now)
 
     def _boot(self, succession: RouteSuccession, successor: Successor) -> None:
         if succession.plan.beside:
@@ -283,11 +283,11 @@ class Incumbents:
             self._ask(succession, None, now)
         elif succession.booting is not None:
             if succession.booting.serves:
-                self._ask(succession, ServedModel(succession.booting, set()), now)
+                self._ask(succession, ServedModel(Path(planned.model), succession.booting), now)
         elif (served := self._at(planned.port)) is not None:
             # its last answers, or other routes, have kept it; whether it died meanwhile says the next look
             looked_at, served.ends = served.ends is None, None
-            if looked_at and served.process.serves:
+            if looked_at and served.process is not None and served.process.serves:
                 self._ask(succession, served, now)
         elif OF_THE_FILE not in succession.refused:
             succession.booting = self._started(planned)
@@ -302,10 +302,7 @@ class Incumbents:
     def _ask(self, succession: RouteSuccession, served: ServedModel | None, now: float) -> None:
         """Have the gateway ask ``served``, beside the one before it, or the upstream of the file."""
         plan, successor = succession.plan, succession.next
-        before = self._successors.get(plan.route)
         self._write(plan.route, successor)
-        if before is not None:
-            succession.ending[before.folder] = math.inf
         succession.booting = None
         if served is not None:
             served.routes.add(plan.route)
@@ -316,7 +313,8 @@ class Incumbents:
         self._reload()
 
     def _at(self, port: int) -> ServedModel | None:
-        return next((served for served in self._served if served.process.address == ("127.0.0.1", port)), None)
+        address = ("127.0.0.1", port)
+        return next((it for it in self._served if it.process is not None and it.process.address == address), None)
 
     def _followed(self, succession: RouteSuccession, now: float) -> None:
         for served in self._served:
@@ -324,8 +322,6 @@ class Incumbents:
                 served.routes.discard(succession.plan.route)
             if not served.routes and served.ends is None:
                 served.ends = now + succession.plan.lingers
-        for folder, ends in succession.ending.items():
-            succession.ending[folder] = min(ends, now + succession.plan.lingers)
         self._tell("succeeded", {"name": succession.label, "route": succession.plan.route})
         succession.follows(succession.next)
         succession.next, succession.taking, succession.awaited, succession.recalling = None, None, "", False
@@ -382,8 +378,7 @@ class Incumbents:
         """Remove the folders of versions ``below`` that answer nobody any more."""
         if any(succession.writing is not None for succession in self._successions):
             return
-        answering = {successor.folder for successor in self._successors.values()}
-        answering |= {folder for succession in self._successions for folder in succession.ending}
+        answering = {served.folder for served in self._served}
         answering |= {beside.folder for beside in self._plan.beside}
         answering |= {Path(planned.model) for planned in self._plan.incumbents}
         answering |= {succession.next.folder for succession in self._successions if succession.next is not None}

@@ -104,10 +104,12 @@ def with_successors(section: dict[str, Any], successors: Mapping[str, Successor]
 
 @dataclass(eq=False)
 class ServedModel:
-    """A vLLM that answers ``routes``; it is stopped at ``ends``, once it answers none."""
+    """What answers ``routes``: a vLLM with the model in ``folder``, or the job's engine with the adapter there. Once it
+    answers none, its last answers have until ``ends``."""
 
-    process: LastingProcess
-    routes: set[str]
+    folder: Path
+    process: LastingProcess | None
+    routes: set[str] = field(default_factory=set[str])
     ends: float | None = None
 
 
@@ -121,11 +123,10 @@ class RouteSuccession:
         next: on its way.
         writing: makes its folder.
         booting: its vLLM.
-        taking: its vLLM, once the gateway was told of it, at ``told_at``; ``None``: that is not one of ours.
+        taking: serves it, once the gateway was told of it, at ``told_at``; ``None``: nothing of ours does.
         awaited: the incumbent that the gateway is to follow by then, as stages name it; empty: the one that it follows.
         refused: versions that did not get there; :data:`OF_THE_FILE` is that of the file.
         recalling: its version gives its place back to the incumbent of the file.
-        ending: folders whose last answers may go on until then; ``inf``: until the gateway follows, and then some.
         warns_at: when it is said that the job's engine does not answer with ``next`` yet.
         refusals: how often that engine said so.
     """
@@ -144,7 +145,6 @@ class RouteSuccession:
     warns_at: float = 0.0
     refusals: int = 0
     refused: set[int] = field(default_factory=set[int])
-    ending: dict[Path, float] = field(default_factory=dict[Path, float])
 
     @property
     def label(self) -> str:
@@ -159,9 +159,3 @@ class RouteSuccession:
         """The incumbent is ``successor`` from now on, by the name that it has; ``None``: that of the file."""
         self.version = OF_THE_FILE if successor is None else successor.version
         self.stage_of = self.plan.first if successor is None else name_of_version(successor.name, successor.version)
-
-    def drop_ended(self, now: float) -> bool:
-        """Whether there were folders whose last answers have had their time by ``now``."""
-        before = len(self.ending)
-        self.ending = {folder: ends for folder, ends in self.ending.items() if ends > now}
-        return len(self.ending) < before
