@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from gateway.cli.output import print_json, tell, told_as_json
 from gateway.cli.serve import LogFormat
 
 if TYPE_CHECKING:
-    from gateway.launch.plan import EarlierRun
+    from gateway.launch.plan import EarlierRun, UpPlan
+    from gateway.launch.up import Work
+    from gateway.launch.watch import OnEvent
 from swarm.errors import ConfigError, SwarmGatewayError
 
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in the folder although the job has changed")]
@@ -114,42 +116,44 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="print events as lines of JSON")] = False,
 ) -> None:
     """Run swarm server, engine and gateway on this machine, or those of several jobs; one Ctrl-C stops them all."""
+    from gateway.cli.checks import check_plan
+    from gateway.cli.sections import read_plan
     from swarm.concurrency import hangups, on_signals
 
     # a reload right behind a start ends nothing: the gateway reads the file when it starts
     with on_signals(lambda: None, *hangups()):
-        _up(config, log_format, step, check=check, resume=resume, fresh=fresh, as_json=as_json)
+        with told_as_json(as_json and check):
+            if fresh and step is not None:
+                raise ConfigError("--step goes back in the run and --fresh begins anew: give one of them")
+            plan = read_plan(config)
+            plan = replace(plan, log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step)
+            if step is not None and len(plan.servers) > 1:
+                raise ConfigError("--step is for a file with one job: steps of several jobs are not the same")
+            warnings = check_plan(plan, only=check)
+        if check:
+            models = [server.job.model for server in plan.servers]
+            lines = [f"WARNING: {warning}" for warning in warnings]
+            lines.append(f"{config}: right; it trains {', '.join(models)}")
+            tell(as_json, {"ok": True, "models": models, "warnings": warnings}, *lines)
+            return
+        with event_printer(as_json) as on_event:
+            if code := _ran(plan, warnings, on_event):
+                raise typer.Exit(code)
 
 
-def _up(
-    config: Path, log_format: LogFormat, step: int | None, *, check: bool, resume: bool, fresh: bool, as_json: bool
-) -> None:
-    from gateway.cli.checks import check_plan
-    from gateway.cli.sections import read_plan
+def _ran(plan: UpPlan, warnings: list[str], on_event: OnEvent, work: Work | None = None) -> int:
+    """Run ``plan`` until it ends; the exit code."""
     from gateway.launch.up import run_up
     from gateway.launch.watch import UpFailedError
 
-    with told_as_json(as_json and check):
-        if fresh and step is not None:
-            raise ConfigError("--step goes back in the run and --fresh begins anew: give one of them")
-        plan = read_plan(config)
-        plan = replace(plan, log_format=log_format, earlier_run=_earlier_run(resume, fresh), from_step=step)
-        if step is not None and len(plan.servers) > 1:
-            raise ConfigError("--step is for a file with one job: steps of several jobs are not the same")
-        warnings = check_plan(plan, only=check)
-    if check:
-        models = [server.job.model for server in plan.servers]
-        lines = [*(f"WARNING: {warning}" for warning in warnings), f"{config}: right; it trains {', '.join(models)}"]
-        tell(as_json, {"ok": True, "models": models, "warnings": warnings}, *lines)
-        return
-    with event_printer(as_json) as on_event:
-        for warning in warnings:
-            on_event("warning", {"message": warning})
-        try:
-            run_up(plan, on_event)
-        except UpFailedError as exc:
-            on_event("failed", {"message": exc.message, "last_lines": exc.last_lines, "log": str(exc.log)})
-            raise typer.Exit(exc.exit_code) from None
+    for warning in warnings:
+        on_event("warning", {"message": warning})
+    try:
+        run_up(plan, on_event, work)
+    except UpFailedError as exc:
+        on_event("failed", {"message": exc.message, "last_lines": exc.last_lines, "log": str(exc.log)})
+        return exc.exit_code
+    return 0
 
 
 def _earlier_run(resume: bool, fresh: bool) -> EarlierRun:
@@ -182,8 +186,6 @@ def train(
     from gateway.cli.checks import check_plan
     from gateway.cli.sections import read_train
     from gateway.launch.train import TrainCommand, rehearsal
-    from gateway.launch.up import run_up
-    from gateway.launch.watch import UpFailedError
     from gateway.reports.printing import print_report, write_report
     from gateway.reports.report import read_report
 
@@ -195,16 +197,10 @@ def train(
     if quick:
         plan = rehearsal(plan)
     warnings = check_plan(plan.up)
-    code = 0
     with event_printer(as_json) as on_event:
-        for warning in warnings:
-            on_event("warning", {"message": warning})
         work = TrainCommand(plan, on_event, label)
         try:
-            run_up(plan.up, on_event, work)
-        except UpFailedError as exc:
-            on_event("failed", {"message": exc.message, "last_lines": exc.last_lines, "log": str(exc.log)})
-            code = exc.exit_code
+            code = _ran(plan.up, warnings, on_event, work)
         except SwarmGatewayError as exc:
             # what was trained is reported in any case, also where whoever reads is gone
             with suppress(OSError):
@@ -213,12 +209,10 @@ def train(
         if work.report is not None:
             on_event("report", work.report.model_dump(mode="json"))
     if work.report is not None:
-        folder = report or plan.server.run_dir
-        kept = None
+        folder, kept = report or plan.server.run_dir, None
         try:
             # of a rehearsal, nobody wants the one before
-            keeps_earlier = report is not None or not quick
-            kept = write_report(work.report, folder, others, keeps_earlier=keeps_earlier)
+            kept = write_report(work.report, folder, others, keeps_earlier=report is not None or not quick)
         except ConfigError as exc:
             # the numbers are printed below in any case
             typer.echo(f"swarm-gateway: {exc.message}", err=True)
@@ -242,7 +236,7 @@ def _leave(code: int) -> NoReturn:
 
 
 @contextmanager
-def event_printer(as_json: bool) -> Generator[Callable[[str, dict[str, Any]], None]]:
+def event_printer(as_json: bool) -> Generator[OnEvent]:
     """A callback that prints an event: as a line of JSON, or for people, on a terminal with a spinner below."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -68,30 +68,25 @@ _LEFT_GRACE = 30.0
 Work = Callable[[str, str, threading.Event], None]
 
 
-class _Working:
-    """Work in a thread; ``error`` is what it raised."""
+def _begun(name: str, work: Callable[[], None]) -> Future[None]:
+    """``work`` in a thread for whose end no process waits."""
+    future = Future[None]()
 
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
-        self.error: Exception | None = None
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as exc:
+            future.set_exception(exc)
 
-        def run() -> None:
-            try:
-                work()
-            except Exception as exc:
-                self.error = exc
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
-        self._thread = threading.Thread(target=run, name=name, daemon=True)
-        self._thread.start()
 
-    @property
-    def over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self, seconds: float, hurry: threading.Event) -> None:
-        """Return at its end, after ``seconds``, or once ``hurry`` is set."""
-        deadline = time.monotonic() + seconds
-        while not self.over and not hurry.is_set() and time.monotonic() < deadline:
-            self._thread.join(0.1)
+def _wait(future: Future[None], seconds: float, hurry: threading.Event) -> None:
+    """Return at its end, after ``seconds``, or once ``hurry`` is set."""
+    deadline = time.monotonic() + seconds
+    while not future.done() and not hurry.wait(0.1) and time.monotonic() < deadline:
+        pass
 
 
 def run_up(plan: UpPlan, on_event: OnEvent, work: Work | None = None) -> None:
@@ -151,8 +146,8 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
                 up.stop()
             finally:
                 remove_run(server.run_dir for server in plan.servers)
-    if up.working is not None and up.working.error is not None:
-        raise up.working.error
+    if up.working is not None and up.working.done():
+        up.working.result()
 
 
 def _set_aside(plan: UpPlan, on_event: OnEvent) -> None:
@@ -211,7 +206,7 @@ class _Up:
         self._incumbents = Incumbents(plan, on_event, self.reload_gateway, self._check_answers)
         self._gateway_url, self._reload_due = "", False
         self._disks = DiskWatch(plan, on_event)
-        self.working: _Working | None = None
+        self.working: Future[None] | None = None
         self.stopping, self.hurry = threading.Event(), threading.Event()
 
     def start(self) -> None:
@@ -269,7 +264,7 @@ class _Up:
             if self._work is None and all(server.watch.finished for server in servers):
                 return
             # the last steps are reported before all ends
-            over = self.working is not None and self.working.over
+            over = self.working is not None and self.working.done()
             self._incumbents.look(self._stages)
             if self._gateway is not None:
                 self._gateway.look()
@@ -279,7 +274,7 @@ class _Up:
                 client = servers[0].client
                 assert client is not None
                 ask = partial(self._work, client.server_url, self._plan.private_token, self._work_stopping)
-                self.working = _Working("work", ask)
+                self.working = _begun("work", ask)
             self._disks.look()
             self._start_engines()
             for server in servers:
@@ -294,21 +289,21 @@ class _Up:
         self.stopping.set()
         if self.working is not None:
             self._work_stopping.set()
-            self.working.wait(_WORK_GRACE, self.hurry)
+            _wait(self.working, _WORK_GRACE, self.hurry)
         if self._gateway is not None:
             self._tell("stopping", {"name": self._gateway.child.name})
             self._gateway.child.stop(_GATEWAY_GRACE, self.hurry)
         self._incumbents.stop(self.hurry)
-        stopping: list[_Working] = []
+        stopping: list[Future[None]] = []
         for server in self._servers:
             if server.engine_asked and server.child.exit_code is None and server.client is not None:
                 self._tell("stopping", {"name": server.plan.of("engine")})
                 # in threads, so that a second signal need not wait; the servers' shutdown stops their engines in any
                 # case
-                stopping.append(_Working("stop-engine", server.client.stop_engine))
+                stopping.append(_begun("stop-engine", server.client.stop_engine))
         deadline = time.monotonic() + _STOP_ENGINE_DEADLINE
         for stopped in stopping:
-            stopped.wait(deadline - time.monotonic(), self.hurry)
+            _wait(stopped, deadline - time.monotonic(), self.hurry)
         for server in self._servers:
             self._tell("stopping", {"name": server.child.name})
         with ThreadPoolExecutor(max(1, len(self._servers))) as pool:  # all at once
