@@ -349,17 +349,19 @@ def with_servers(section: dict[str, Any], urls: dict[str, str], token: str) -> d
     never sees that token."""
     own = {"swarm_url": next(iter(urls.values())), "swarm_token": token}
     gateway = section if "swarm_url" in section else section | own
-    if not isinstance(section.get("routes"), list):
-        return gateway
-    routes: list[Any] = []
-    for route in section["routes"]:
-        if not isinstance(route, dict):
-            routes.append(route)  # the gateway's own check says what is wrong
-        elif "swarm_url" in route:
-            mine = section.get("swarm_token", os.environ.get(TOKEN_VARIABLE, ""))
-            routes.append({"swarm_token": mine, **route})
-        elif (name := str(route.get("name"))) in urls:
-            routes.append(route | {"swarm_url": urls[name], "swarm_token": token})
-        else:
-            routes.append(route)
-    return gateway | {"routes": routes}
+    mine = section.get("swarm_token", os.environ.get(TOKEN_VARIABLE, ""))
+
+    def before(route: Any) -> Any:
+        match route:
+            case {"swarm_url": _}:
+                return {"swarm_token": mine, **route}
+            case {"name": str(name)} if name in urls:
+                return route | {"swarm_url": urls[name], "swarm_token": token}
+            case _:
+                return route  # the gateway's own check says what is wrong
+
+    match section:
+        case {"routes": list(routes)}:
+            return gateway | {"routes": [before(route) for route in routes]}
+        case _:
+            return gateway
