@@ -99,8 +99,11 @@ def read_plan(path: Path) -> UpPlan:
     data = read_mapping(path, "config")
     _check_sections(path, data)
     plan = _plan_of_servers(path, data)
-    part = part_of(path, "gateway")
-    gateway, parsed = _gateway(part)
+    part, folder = part_of(path, "gateway"), path.parent.resolve()
+    gateway = _routed(part)
+    parsed = read_config(gateway, where=part.where, folder=folder)
+    # readable from any folder
+    resolve_files(gateway, folder)
     urls = {server.name: url_of(*server.address) for server in plan.servers}
     # what it would refuse itself, once the servers run
     load_attribute("gateway.app:check")(read_config(with_servers(gateway, urls, ""), where=part.where))
@@ -202,47 +205,42 @@ def _check_sections(path: Path, data: dict[str, Any]) -> None:
     )
 
 
-def gateway_section(path: Path, urls: Mapping[str, str], token: str, incumbents: Path | None = None) -> dict[str, Any]:
-    """The settings of the gateway in a file for ``up``, with the servers at ``urls``, by their jobs, and the
-    successors that the file ``incumbents`` names.
-
-    Raises:
-        ConfigError: as for :func:`read_plan`.
-    """
-    section, _ = _gateway(part_of(path, "gateway"))
-    if incumbents is not None:
-        section = with_successors(section, read_successors(incumbents))
-    return with_servers(section, dict(urls), token)
-
-
 def read_gateway(
-    path: Path, flags: Mapping[str, Any] = MappingProxyType({}), incumbents: Path | None = None
+    path: Path,
+    flags: Mapping[str, Any] = MappingProxyType({}),
+    incumbents: Path | None = None,
+    servers: dict[str, str] | None = None,
 ) -> GatewayConfig:
     """The gateway of its own file, or of one for ``up``: then its swarm servers are those of the file.
 
     Args:
         path: of the file.
         flags: settings that win over what the file says above its routes.
-        incumbents: as of :func:`gateway_section`.
+        incumbents: file that names successors of the incumbents.
+        servers: addresses of the servers that ``up`` started, by their jobs; they take its private token.
 
     Raises:
         ConfigError: the file cannot be read, has no such section, or a key or value is wrong; or each route has a value
             of its own in place of a flag's.
     """
-    part = part_of(path, "gateway")
+    part, folder = part_of(path, "gateway"), path.parent
     settings = part.settings
-    if part.section:
+    if servers is not None:
+        # as `up` read it
+        folder = folder.resolve()
+        settings = with_servers(_routed(part), servers, os.environ.get(PRIVATE_TOKEN_VARIABLE, ""))
+    elif part.section:
         config = load_attribute("swarm.server.config:ServerConfig").model_fields
-        servers = {name: sections["swarm"] for name, sections in jobs_in(path, part.file).items()}
+        jobs = {name: sections["swarm"] for name, sections in jobs_in(path, part.file).items()}
         urls = {
             name: url_of(server.get("host", config["host"].default), server.get("port", config["port"].default))
-            for name, server in servers.items()
+            for name, server in jobs.items()
         }
-        own = next(iter(servers.values()), {}).get("token") or os.environ.get(TOKEN_VARIABLE, "")
+        own = next(iter(jobs.values()), {}).get("token") or os.environ.get(TOKEN_VARIABLE, "")
         settings = with_servers(_routed(part), urls, own)
     if incumbents is not None:
         settings = with_successors(settings, read_successors(incumbents))
-    config = read_config({**settings, **flags}, where=part.where, folder=path.parent)
+    config = read_config({**settings, **flags}, where=part.where, folder=folder)
     for name in RouteSettings.model_fields.keys() & flags:
         if config.routes and all(getattr(route, name) != getattr(config, name) for route in config.routes):
             option = name.replace("_", "-")
@@ -250,14 +248,6 @@ def read_gateway(
                 f"{part.where}: --{option} changes nothing: {', '.join(config.route_names)} have a {name} of their own"
             )
     return config
-
-
-def _gateway(part: FilePart) -> tuple[dict[str, Any], GatewayConfig]:
-    """The section ``gateway``, readable from any folder, and what it means."""
-    folder, section = part.path.parent.resolve(), _routed(part)
-    parsed = read_config(section, where=part.where, folder=folder)
-    resolve_files(section, folder)
-    return section, parsed
 
 
 def _routed(part: FilePart) -> dict[str, Any]:

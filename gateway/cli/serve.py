@@ -56,6 +56,8 @@ def serve(
     incumbents: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve applications, answered by the swarm, every request an occasion to learn. SIGHUP reads the file again."""
+    from gateway.cli.sections import read_gateway
+
     flags = {
         # relative to here, not to the file
         "hooks": str(Path(hooks).resolve()) if hooks and Path(hooks).exists() else hooks,
@@ -82,7 +84,7 @@ def serve(
     if reload_from is not None:
         servers = dict(pair.split("=", 1) for pair in server or [])
         source = lambda: _served(  # noqa: E731
-            _read_of_up(reload_from, servers, incumbents), _read(config, overrides, incumbents)
+            read_gateway(reload_from, incumbents=incumbents, servers=servers), _read(config, overrides, incumbents)
         )
         try:
             # one that is started again has the address that it had
@@ -99,17 +101,6 @@ def _read(config: Path | None, flags: dict[str, Any], incumbents: Path | None = 
     from gateway.config.gateway import read_config
 
     return read_gateway(config, flags, incumbents) if config else read_config(flags, where="flags")
-
-
-def _read_of_up(file: Path, servers: dict[str, str], incumbents: Path | None) -> GatewayConfig:
-    """The gateway of ``up``'s ``file``, before the ``servers`` that ``up`` started, by their jobs, and the successors
-    in the file ``incumbents``."""
-    from gateway.cli.sections import gateway_section
-    from gateway.config.gateway import read_config
-    from gateway.launch.up import PRIVATE_TOKEN_VARIABLE
-
-    section = gateway_section(file, servers, os.environ.get(PRIVATE_TOKEN_VARIABLE, ""), incumbents)
-    return read_config(section, where=f"{file}, gateway")
 
 
 def _served(wanted: GatewayConfig, started: GatewayConfig) -> GatewayConfig:

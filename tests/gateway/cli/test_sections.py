@@ -7,7 +7,6 @@ import pytest
 from gateway.cli.checks import check_plan
 from gateway.cli.parts import run_dirs
 from gateway.cli.sections import (
-    gateway_section,
     parse_server,
     read_gateway,
     read_plan,
@@ -369,8 +368,8 @@ def test_a_file_that_is_a_link_is_read_again_as_it_was_read(tmp_path: Path) -> N
     link.symlink_to(target)
     plan = read_plan(link)
     assert plan.file is not None
-    again = gateway_section(plan.file, {"": "http://127.0.0.1:1"}, "")
-    assert plan.gateway_section is not None and again["hooks"] == plan.gateway_section["hooks"]
+    again = read_gateway(plan.file, servers={"": "http://127.0.0.1:1"})
+    assert plan.gateway_section is not None and again.hooks == plan.gateway_section["hooks"]
 
 
 def test_job_defaults_of_a_file_are_beside_it_whatever_the_flags_say(
