@@ -36,7 +36,6 @@ _INDENT = "\n           "
 _LINES = {
     "listening": "{name}: {url}   (log: {log})",
     "starting": "engine: booting with {model}   (log: {log})",
-    "config": "engine: its resolved configuration: {path}",
     "waiting": "waiting for the end of {processes} processes of an earlier start in {run_dir}",
     "set_aside": "the earlier run is kept in {kept}",
     "going_on": "goes on with the run in {run_dir}: {done}",

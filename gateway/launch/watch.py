@@ -7,10 +7,8 @@ users are answered without it, the first is restarted too, and the second is lef
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +49,8 @@ class EngineWatch:
         job: of the engine. An engine that goes offline after the job's last step has finished; before it, has died.
         boot_timeout: seconds from :meth:`begin` to the first ROLLING. The server's own limit ends a slow restart, which
             then counts as a death.
-        run_dir: folder of the engine's log; the engine's resolved configuration is written there.
-        on_event: called with ``config``, ``boot``, ``ready``, ``state``, ``batch``, ``step``, ``learning``,
+        run_dir: folder of the engine's log.
+        on_event: called with ``boot``, ``ready``, ``state``, ``batch``, ``step``, ``learning``,
             ``warning``, ``stage``, ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped``,
             ``engine_given_up`` and ``finished``, and their values.
         restart_pause: seconds before the first restart, see :meth:`EngineFailure.pause`.
@@ -113,7 +111,6 @@ class EngineWatch:
         Raises:
             UpFailedError: the engine never became ready, not in time, or died for good, and users need it.
         """
-        self._see_config(status)
         entered = status.engine.engine_status is not self._state
         if self._state is None and status.engine.engine_status is not EngineState.OFFLINE and status.steps:
             # a run continues after a crash: its earlier steps were reported then
@@ -253,13 +250,6 @@ class EngineWatch:
             why = due if every else "job.save_freq says so"
             lost = f"training starts from the job's model again, {done} steps are lost"
             self._on_event("warning", {"message": f"there is no checkpoint ({why}): {lost}"})
-
-    def _see_config(self, status: ServerStatus) -> None:
-        if status.resolved_config and self._is_news("config", True):
-            path = self._run_dir / "engine-config.json"
-            with suppress(OSError):  # of a full disk people hear elsewhere
-                path.write_text(json.dumps(status.resolved_config, indent=1, default=str))
-                self._on_event("config", {"path": str(path)})
 
     def _see_state(self, status: ServerStatus) -> None:
         state, detail = status.engine.engine_status, status.engine.engine_status_detail

@@ -73,13 +73,6 @@ def test_it_says_whether_the_run_learns_when_the_answer_changes_now_and_then_and
     assert told == [5, 10, 12, 13, 20, 25]
 
 
-def test_the_resolved_configuration_is_kept_as_a_file(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    assert "config" in watched.see(EngineState.BOOTING, resolved_config={"trainer": {"nnodes": 1}})
-    assert '"nnodes": 1' in (tmp_path / "engine-config.json").read_text()
-    assert "config" not in watched.see(EngineState.BOOTING, resolved_config={"trainer": {"nnodes": 1}})
-
-
 def died(count: int, reason: str = "out of memory") -> dict[str, Any]:
     return {
         "detail": f"{reason}; its processes are being ended",
