@@ -163,12 +163,10 @@ def sync(
     as_json: AsJson = False,
 ) -> None:
     """Check a job, and let the next engine run it; the engine must be OFFLINE, unless --force-restart restarts it."""
-    from gateway.cli.parts import part_of
     from swarm.states import EngineState
 
-    part = part_of(job, "job")
     with target.connect() as client:
-        text = job_text(part, client.server_url)
+        text = job_text(job, client.server_url)
         done = client.sync_train_config(text, set=parse_set(set_), force_restart=force_restart)
         running = client.status().engine.engine_status is not EngineState.OFFLINE
         engine = wait_for_engine(client, wait if running else 0.0)
@@ -194,9 +192,7 @@ def runs(target: ServerTarget, as_json: AsJson = False) -> None:
 
 
 def _resolved(client: SwarmClient, job: Path, set_: list[str] | None) -> ResolvedJob:
-    from gateway.cli.parts import part_of
-
-    return client.resolve_config(job_text(part_of(job, "job"), client.server_url), set=parse_set(set_))
+    return client.resolve_config(job_text(job, client.server_url), set=parse_set(set_))
 
 
 def _side(client: SwarmClient, name: str, set_: list[str] | None) -> dict[str, Any]:

@@ -103,13 +103,11 @@ def engine_start(
     as_json: AsJson = False,
 ) -> None:
     """Give the job, if one is named, to the swarm server and start the engine."""
-    from gateway.cli.parts import part_of
     from swarm.states import EngineState
 
-    part = part_of(job, "job") if job is not None else None
     with connect(swarm_url, token) as client:
-        if part is not None:
-            client.sync_train_config(job_text(part, client.server_url))
+        if job is not None:
+            client.sync_train_config(job_text(job, client.server_url))
         client.start_engine(wait=False)
         current = client.wait_for_state(EngineState.ROLLING, wait_seconds=wait) if wait else client.status()
     line = f"{current.engine.engine_status} {current.engine.engine_status_detail}".rstrip()

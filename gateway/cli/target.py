@@ -19,7 +19,6 @@ from gateway.cli.here import DEFAULT_URL, client_for
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gateway.cli.parts import FilePart
     from swarm.client import SwarmClient
 
 P = ParamSpec("P")
@@ -137,8 +136,8 @@ def parse_set(settings: list[str] | None) -> dict[str, Any]:
     return values
 
 
-def job_text(part: FilePart, url: str) -> str:
-    """The YAML of the job in ``part`` of a file, for the server at ``url``.
+def job_text(path: Path, url: str) -> str:
+    """The YAML of the job in a file, ours, AgentJet's or one for ``up``, for the server at ``url``.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -147,10 +146,12 @@ def job_text(part: FilePart, url: str) -> str:
 
     import yaml
 
+    from gateway.cli.parts import part_of
     from swarm.http.client import is_loopback
     from swarm.validation import path_in, read_text
 
-    path, data = part.path, part.settings
+    part = part_of(path, "job")
+    data = part.settings
     text = yaml.safe_dump(data, sort_keys=False) if part.section else read_text(path, "job")
     model = data.get("model")
     host = urlsplit(url if "://" in url else f"http://{url}").hostname or ""
