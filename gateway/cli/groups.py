@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -138,25 +139,21 @@ def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
     """
     from swarm.validation import read_text
 
-    note = "no tokenizer is at hand: give --tokenizer, or --request-log"
+    unknown = [""] * len(group.answers)
     if log is None or not group.request_id:
-        return Texts("", [""] * len(group.answers), note)
+        return Texts("", unknown, "no tokenizer is at hand: give --tokenizer, or --request-log")
     older = takewhile(Path.exists, (log.with_name(f"{log.name}.{number}") for number in count(1)))
     # the separators of Unicode stand within a line
     lines = (line for path in (log, *older) for line in read_text(path, "request log").split("\n"))
     for line in lines:
-        if group.request_id not in line:
-            continue
-        try:
-            entry: dict[str, Any] = json.loads(line)
-        except ValueError:
-            # a kill or a full disk cut it off
-            continue
+        entry: dict[str, Any] = {}
+        # a kill or a full disk may have cut it off
+        with suppress(ValueError):
+            entry = json.loads(line) if group.request_id in line else {}
         if entry.get("request_id") == group.request_id:
-            texts = [json.dumps(entry.get(name), ensure_ascii=False) for name in ("request", "answer")]
-            return Texts(texts[0], [texts[1] if answer.delivered else "" for answer in group.answers])
-    note = f"{log} has no line of {group.request_id}; --tokenizer reads the texts from their tokens"
-    return Texts("", [""] * len(group.answers), note)
+            prompt, text = (json.dumps(entry.get(name), ensure_ascii=False) for name in ("request", "answer"))
+            return Texts(prompt, [text if answer.delivered else "" for answer in group.answers])
+    return Texts("", unknown, f"{log} has no line of {group.request_id}; --tokenizer reads the texts from their tokens")
 
 
 def _fitting(

@@ -9,20 +9,14 @@ import typer
 
 from gateway.cli.here import run_folder
 from gateway.cli.output import stage_bars, tell
-from gateway.cli.target import AsJson
+from gateway.cli.target import AsJson, RunDir
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 
 
 def export(
     out: Annotated[Path, typer.Option("--out", "-o", help="file to write, .parquet or .jsonl; replaced if it exists")],
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="run folder of the swarm server, which may be running; default: of the one that runs here, or "
-            "runs/default"
-        ),
-    ] = None,
+    run_dir: RunDir = None,
     state: Annotated[
         Literal["trained", "waiting", "dropped", "all"],
         typer.Option(help="which episodes; all: also eval episodes and those that were aborted or timed out"),
@@ -49,10 +43,9 @@ def export(
             journal, out, state=state, run_id=run, progress=on_progress, decode=decode
         )
     if groups:
-        left_out = (
-            f"; {report.left_out} left out, which lack tokens or are no single answers" if report.left_out else ""
-        )
-        line = f"{report.path}: {report.groups} groups of {report.rows} episodes{left_out}"
+        line = f"{report.path}: {report.groups} groups of {report.rows} episodes"
+        if report.left_out:
+            line += f"; {report.left_out} left out, which lack tokens or are no single answers"
     else:
         counts = f"{report.rows} episodes, {report.timelines} timelines, {report.tokens} response tokens"
         line = f"{report.path}: {counts}, {report.bytes / 1e6:.1f} MB"
