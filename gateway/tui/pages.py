@@ -57,11 +57,11 @@ class Page(Vertical):
             titles = {"e": "Episodes", "t": "Tasks", "c": "Clients", "d": "Dropped"}
             steps = TablePanel("s", "Steps", "curves", "steps")
             self._tables = [steps, *(TablePanel(*panel) for panel in titles.items())]
-            self._log = LogPanel("l", "Log")
         else:
             routes = TablePanel("g", "Routes", long=True)
             self._tables = [routes, TablePanel("w", "Swarm servers"), TablePanel("f", "Failures")]
-            self._log = LogPanel("l", "Log", long=True)
+        # beside three tables it has a row of its own
+        self._log = LogPanel(long=isinstance(poller, GatewayPoller))
         self.board = Board([*self._tables, self._log])
         self._head = Static(markup=False, classes="head")
 

@@ -116,11 +116,11 @@ class TablePanel(Panel):
 
 
 class LogPanel(Panel):
-    """Lines of text that wrap."""
+    """The log: lines of text that wrap."""
 
-    def __init__(self, key: str, title: str, *, long: bool = False) -> None:
+    def __init__(self, *, long: bool = False) -> None:
         self._text = Static(markup=False)
-        super().__init__(key, title, VerticalScroll(self._text), long=long)
+        super().__init__("l", "Log", VerticalScroll(self._text), long=long)
 
     def show(self, lines: Iterable[Line]) -> None:
         """Show ``lines``."""
