@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,6 @@ import typer
 
 from gateway.cli.output import confirm_deletion, tell
 from gateway.cli.target import AsJson, ServerTarget, targeted
-from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.subjects import DataReport, Subject
@@ -68,15 +66,11 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write all episodes of it that are over, as `swarm-gateway swarm export` does; only you may read the file."""
+    from swarm.files import replace_file
+
     with target.connect() as client:
         rows = client.data_export(target.subject)
-    try:
-        with open(out, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            # an existing file may be readable by others
-            out.chmod(0o600)
-            file.write(rows)
-    except OSError as exc:
-        raise ConfigError(f"cannot write {out}: {exc.strerror or exc}") from exc
+    replace_file(out, rows)
     count = rows.count(b"\n")
     tell(as_json, {"path": str(out), "rows": count}, f"{out}: {count} episodes")
 
