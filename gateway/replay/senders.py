@@ -217,11 +217,10 @@ class CommandSender:
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )
-        except OSError as exc:
-            return Outcome(time.monotonic() - began, "command not started", f"{command[0]}: {exc.strerror}")
-        except ValueError as exc:
+        except (OSError, ValueError) as exc:
             # an argument holds neither a null character nor half of one
-            return Outcome(time.monotonic() - began, "command not started", f"{command[0]}: {exc}")
+            why = getattr(exc, "strerror", None) or exc
+            return Outcome(time.monotonic() - began, "command not started", f"{command[0]}: {why}")
         try:
             async with asyncio.timeout(self._timeout):
                 _, errors = await process.communicate()
