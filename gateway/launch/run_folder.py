@@ -9,7 +9,7 @@ the run; and it counts only while the process that wrote it lives, and not in a 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -96,7 +96,9 @@ def set_aside(folder: Path) -> Path | None:
     if not folder.exists():
         return None
     with held(folder):
-        _check_no_server(folder)
+        with suppress(FileNotFoundError), (folder / _JOURNAL_LOCK).open() as file:
+            # one may run without `up`
+            _lock(file.fileno(), folder, "a swarm server")
         number = 1
         while (kept := folder.with_name(f"{folder.name}-{number}")).exists():
             number += 1
@@ -109,15 +111,6 @@ def set_aside(folder: Path) -> Path | None:
         except OSError as exc:
             raise ConfigError(f"the run folder {folder} cannot be renamed to {kept.name} ({exc.strerror})") from exc
         return kept
-
-
-def _check_no_server(folder: Path) -> None:
-    """Refuse a folder whose journal a swarm server writes, which may run without ``up``."""
-    lock = folder / _JOURNAL_LOCK
-    if not lock.exists():
-        return
-    with lock.open() as file:
-        _lock(file.fileno(), folder, "a swarm server")
 
 
 def keep_earlier(log: Path) -> None:
@@ -173,12 +166,6 @@ def write_run(run: RunFile) -> None:
     """
     for server in run.servers:
         replace_private(server.run_dir / RUN_FILE, run)
-
-
-def remove_run(run_dirs: Iterable[Path]) -> None:
-    """Take the files away."""
-    for run_dir in run_dirs:
-        (run_dir / RUN_FILE).unlink(missing_ok=True)
 
 
 def run_of_this_process(file: Path | None, servers: list[RunServer], gateway: str, token: str) -> RunFile:

@@ -25,10 +25,10 @@ from gateway.launch.disk import DiskWatch
 from gateway.launch.incumbents import Incumbents
 from gateway.launch.plan import UpPlan
 from gateway.launch.run_folder import (
+    RUN_FILE,
     RunServer,
     check_free,
     held,
-    remove_run,
     run_of_this_process,
     set_aside,
     write_run,
@@ -46,6 +46,7 @@ from gateway.launch.servers import (
 from gateway.launch.watch import OnEvent, UpFailedError
 from gateway.rollout.server import NAME_VARIABLE
 from swarm.checkpoints import checkpoint_folder, saved_step
+from swarm.client import SwarmClient
 from swarm.concurrency import hangups, on_signals
 from swarm.errors import ConfigError, UnavailableError, UpstreamError
 from swarm.evidence.stages import ServingStage
@@ -145,7 +146,8 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
             try:
                 up.stop()
             finally:
-                remove_run(server.run_dir for server in plan.servers)
+                for server in plan.servers:
+                    (server.run_dir / RUN_FILE).unlink(missing_ok=True)
     if up.working is not None and up.working.done():
         up.working.result()
 
@@ -327,16 +329,17 @@ class _Up:
                 if not server.engine_asked:
                     server.start_engine()
 
+    def _client(self, job: str) -> SwarmClient:
+        [client] = [server.client for server in self._servers if server.plan.name == job and server.client is not None]
+        return client
+
     def _stages(self, job: str) -> list[ServingStage]:
         """Of the routes before a job."""
-        client = next(server.client for server in self._servers if server.plan.name == job)
-        return [policy.stage for policy in client.policies().policies] if client is not None else []
+        return [policy.stage for policy in self._client(job).policies().policies]
 
     def _check_answers(self, job: str, version: int) -> None:
         """Have the engine of a job answer with a kept version; raises why it does not."""
-        client = next(server.client for server in self._servers if server.plan.name == job)
-        if client is not None:
-            client.check_answers(version)
+        self._client(job).check_answers(version)
 
     def reload_gateway(self) -> None:
         """Have the gateway read its settings anew: at once, or once it listens, since it may have read them before."""

@@ -40,7 +40,15 @@ def scaffold(name: str, parent: Path) -> Path:
     if target.exists():
         raise ConfigError(f"{target} exists already; remove it or choose another name")
     try:
-        _write(name, target)
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=parent) as work:
+            made = Path(work) / target.name
+            made.mkdir()
+            for source in files("gateway.scaffold").joinpath("template").iterdir():
+                if source.name.endswith(_SUFFIX):
+                    text = source.read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
+                    (made / source.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")
+            shutil.move(made, target)
     except OSError as exc:
         raise ConfigError(f"cannot make {target}: {exc.strerror or exc}") from exc
     return target
@@ -49,15 +57,3 @@ def scaffold(name: str, parent: Path) -> Path:
 def skill() -> str:
     """The skill ``build-agent`` for coding agents, in Markdown."""
     return files("gateway.scaffold").joinpath("SKILL.md").read_text(encoding="utf-8")
-
-
-def _write(name: str, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as work:
-        made = Path(work) / target.name
-        made.mkdir()
-        for source in sorted(files("gateway.scaffold").joinpath("template").iterdir(), key=lambda source: source.name):
-            if source.name.endswith(_SUFFIX):
-                text = source.read_text(encoding="utf-8").replace(_PLACEHOLDER, name)
-                (made / source.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")
-        shutil.move(made, target)

@@ -17,8 +17,8 @@ from textual.content import Content
 from textual.widgets import ContentSwitcher, Footer, Static
 
 from gateway.tui.pages import OverviewPage, Page, answering
-from gateway.tui.poller import make_poller
-from gateway.tui.targets import Target
+from gateway.tui.poller import GatewayPoller, SwarmPoller
+from gateway.tui.targets import Kind, Target
 from gateway.tui.widgets import HelpScreen, names_line
 
 #: Seconds between two updates of the times on the screen.
@@ -48,7 +48,8 @@ class MonitorApp(App[None]):
 
     def __init__(self, targets: Sequence[Target], interval: float = 1.0) -> None:
         super().__init__()
-        self.pollers = [make_poller(target, interval, self._on_change) for target in targets]
+        kinds = {Kind.SWARM: SwarmPoller, Kind.GATEWAY: GatewayPoller}
+        self.pollers = [kinds[target.kind](target, interval, self._on_change) for target in targets]
         self._pages = [OverviewPage(self.pollers), *map(Page, self.pollers)]
         self._number = 0 if len(targets) > 1 else 1
         self._top = Static(id="top", markup=False)

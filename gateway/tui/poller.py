@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from gateway.stats import GatewayStatus
 from gateway.tui import gateway_view
-from gateway.tui.targets import STEPS, Kind, StatusClient, Target, Trouble, nonsense
+from gateway.tui.targets import STEPS, StatusClient, Target, Trouble, nonsense
 from gateway.views import swarm_view
 from gateway.views.format import View, seconds
 from swarm.client import RetryPolicy
@@ -247,9 +247,3 @@ class GatewayPoller(Poller[GatewayStatus]):
                 self.log.note(f"the breaker of route {name}'s upstream is {route.breaker}")
         (first, low), (last, high) = self._requests[0], self._requests[-1]
         return gateway_view.view(status, (high - low) / (last - first) if last > first else 0.0)
-
-
-def make_poller(target: Target, interval: float, on_change: Callable[[], None]) -> SwarmPoller | GatewayPoller:
-    """The poller of ``target``."""
-    kind = SwarmPoller if target.kind is Kind.SWARM else GatewayPoller
-    return kind(target, interval, on_change)
