@@ -149,8 +149,7 @@ def _chosen(folder: Path, job: TrainJob, done: int, step: int | None, *, best: b
     if not kept:
         raise ConfigError(
             f"no step was saved in {folder}: its job's save_freq is {job.checkpoint_every or -1} (-1: never), and the "
-            f"run has done {done} steps",
-            code="no_checkpoint",
+            f"run has done {done} steps"
         )
     if step is not None:
         check_kept(folder, step)

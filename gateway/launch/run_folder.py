@@ -78,8 +78,7 @@ def _lock(descriptor: int, folder: Path, whose: str) -> None:
     except BlockingIOError:
         holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
         raise ConfigError(
-            f"the run folder {folder} is in use by {whose} (pid {holder or 'unknown'}): stop it, or set swarm.run_dir",
-            code="run_folder_in_use",
+            f"the run folder {folder} is in use by {whose} (pid {holder or 'unknown'}): stop it, or set swarm.run_dir"
         ) from None
     except OSError as exc:
         # as on some network file systems

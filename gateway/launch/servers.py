@@ -199,25 +199,21 @@ def check_earlier(plan: ServerPlan, ran: TrainJob | None, done: int, saved: int,
     if ran is None:
         raise ConfigError(
             f"{checkpoint_folder(plan.job, plan.run_dir)} holds checkpoints, and the run folder {plan.run_dir} does "
-            "not say of which job and model: name another job.checkpoint_dir, or move them away",
-            code="other_job",
+            "not say of which job and model: name another job.checkpoint_dir, or move them away"
         )
     if saved >= job.total_training_steps and not job.serve_after_training:
         raise ConfigError(
             f"{run}, its last checkpoint is of step {saved}, and total_training_steps is {job.total_training_steps}: "
-            f"raise it and add --resume to train on; {fresh}",
-            code="run_finished",
+            f"raise it and add --resume to train on; {fresh}"
         )
     changed = [name for name in differences(job, ran) if name != "resume"]
     if changed and not changes_allowed:
-        raise ConfigError(f"{run}; the job differs in {', '.join(changed)}: {resume}, {fresh}", code="other_job")
+        raise ConfigError(f"{run}; the job differs in {', '.join(changed)}: {resume}, {fresh}")
     if "model" in changed and saved:
-        raise ConfigError(
-            f"{run}; its weights would replace those of the job's model, {job.model_name!r}: {fresh}", code="other_job"
-        )
+        raise ConfigError(f"{run}; its weights would replace those of the job's model, {job.model_name!r}: {fresh}")
     # verl would find no part of it for some rank, or put an adapter into one of another shape or weight
     if saved and (other := next((name for name in ("lora", "n_gpu", "nnodes") if name in changed), "")):
-        raise ConfigError(f"{run}; its checkpoint goes on with the same job.{other} only: {fresh}", code="other_job")
+        raise ConfigError(f"{run}; its checkpoint goes on with the same job.{other} only: {fresh}")
 
 
 class LastingProcess:
