@@ -7,6 +7,7 @@ Invariant: a secret is printed once, on its creation, alone on stdout; messages 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,6 +32,8 @@ File = Annotated[Path | None, typer.Option("--file", help="the file of keys (the
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML file of the gateway, or one for `up`, which names it")
 ]
+#: Typer takes no list of literals; the server's own list decides.
+Scope = StrEnum("Scope", ["CLAIM", "READ", "ADMIN"])
 Expires = Annotated[str | None, typer.Option(help="lifetime such as 12h, 30d or 8w; default: for ever")]
 
 
@@ -129,7 +132,7 @@ def revoke_key(
 def create_token(
     name: Annotated[str, typer.Argument(help="who will use it; letters, digits, '.', '_', '-'")],
     scope: Annotated[
-        list[Literal["claim", "read", "admin"]],
+        list[Scope],
         typer.Option(
             help="claim: run episodes. read: status and metrics. admin: everything. Give it again for another one."
         ),
@@ -142,7 +145,7 @@ def create_token(
     from swarm.credentials import TokenFile
 
     file = TokenFile(run_folder(run_dir))
-    scopes = sorted(set(scope))
+    scopes = sorted(set(map(str, scope)))
     first = not file.read()
     token = file.create(name, scopes, parse_lifetime(expires))
     if as_json:
