@@ -66,14 +66,11 @@ def _disks(plan: UpPlan) -> Mapping[Path, str]:
         wanted.append((Path(request_log["path"]).parent, "the request log"))
     wanted.append((Path(tempfile.gettempdir()), "the engine's temporary files"))
     wanted.append((SHARED_MEMORY, "shared memory of the engine"))
-    by_disk: dict[int, Path] = {}
-    uses_of: dict[Path, str] = {}
+    by_disk: dict[int, tuple[Path, dict[str, None]]] = {}
     for path, what in wanted:
-        first = by_disk.setdefault(nearest(path).stat().st_dev, path)
-        uses = uses_of.setdefault(first, what)
-        if what not in uses:
-            uses_of[first] = f"{uses}, {what}"
-    return uses_of
+        _, uses = by_disk.setdefault(nearest(path).stat().st_dev, (path, {}))
+        uses[what] = None
+    return {path: ", ".join(uses) for path, uses in by_disk.values()}
 
 
 def _is_full(path: Path, least: int) -> bool | None:
