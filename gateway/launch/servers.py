@@ -57,9 +57,7 @@ class Server:
         self.tell: OnEvent = on_event
         if plan.name:
             self.tell = lambda kind, values: on_event(kind, {"job": plan.name, **values})
-        self.watch = EngineWatch(
-            plan.job, plan.boot_timeout, plan.run_dir, self.tell, restart_pause=restart_pause, is_spared=is_spared
-        )
+        self.watch = EngineWatch(plan, self.tell, restart_pause, is_spared=is_spared)
         self._silent_since: float | None = None
         #: `engine_changes` of the last status with steps
         self._changes: int | None = None
@@ -142,15 +140,9 @@ class Server:
             self._bear_silence(exc)
             return
         self._silent_since = None
-        try:
-            self.watch.see(status)
-            if self.watch.restart_due and restarts:
-                self._restart(self.client, status)
-        except UpFailedError as exc:
-            if self.plan.name:
-                message = f"{self.plan.name}: {exc.message}"
-                raise UpFailedError(message, exc.last_lines, exc.log, exc.exit_code) from exc
-            raise
+        self.watch.see(status)
+        if self.watch.restart_due and restarts:
+            self._restart(self.client, status)
 
     def _bear_silence(self, error: SwarmGatewayError) -> None:
         """A busy server answers late, or once with an error of its own; a dead one is noticed elsewhere."""

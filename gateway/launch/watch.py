@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gateway.launch.plan import ServerPlan
 from swarm.checkpoints import saved_step
 from swarm.errors import SwarmGatewayError
-from swarm.job import TrainJob
 from swarm.progress import batch_progress
 from swarm.states import EngineState
 from swarm.status import MAX_RESTARTS, ServerStatus
@@ -46,10 +46,9 @@ class EngineWatch:
     """Turns statuses into events.
 
     Args:
-        job: of the engine. An engine that goes offline after the job's last step has finished; before it, has died.
-        boot_timeout: seconds from :meth:`begin` to the first ROLLING. The server's own limit ends a slow restart, which
-            then counts as a death.
-        run_dir: folder of the engine's log.
+        plan: of the engine's server. An engine that goes offline after the job's last step has finished; before it, has
+            died. The first ROLLING comes within ``boot_timeout`` of :meth:`begin`; the server's own limit ends a slow
+            restart, which then counts as a death.
         on_event: called with ``boot``, ``ready``, ``state``, ``batch``, ``step``, ``learning``,
             ``warning``, ``stage``, ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped``,
             ``engine_given_up`` and ``finished``, and their values.
@@ -65,18 +64,15 @@ class EngineWatch:
 
     def __init__(
         self,
-        job: TrainJob,
-        boot_timeout: float,
-        run_dir: Path,
+        plan: ServerPlan,
         on_event: OnEvent,
         restart_pause: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         *,
         is_spared: bool = False,
     ) -> None:
-        self._job = job
-        self._boot_timeout = boot_timeout
-        self._run_dir, self._log = run_dir, run_dir / "engine.log"
+        self._plan, self._job = plan, plan.job
+        self._log = plan.run_dir / "engine.log"
         self._on_event = on_event
         self._restart_pause = restart_pause
         self._clock = clock
@@ -152,12 +148,16 @@ class EngineWatch:
         message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
         if not self._is_spared:
             is_mistake = failure is not None and failure.wrong_config
-            raise UpFailedError(message, status.last_lines, self._log, exit_code=2 if is_mistake else 1)
+            raise self._failed(message, status, exit_code=2 if is_mistake else 1)
         self._restart_at = None
         if not self._given_up:
             self._given_up = True
             values = {"message": message, "last_lines": status.last_lines, "log": str(self._log)}
             self._on_event("engine_given_up", values)
+
+    def _failed(self, message: str, status: ServerStatus, exit_code: int = 1) -> UpFailedError:
+        of = f"{self._plan.name}: " if self._plan.name else ""
+        return UpFailedError(of + message, status.last_lines, self._log, exit_code)
 
     def _is_news(self, about: str, value: Any) -> bool:
         """Whether ``value`` differs from the last one."""
@@ -169,8 +169,8 @@ class EngineWatch:
         error = status.journal.error if status.journal is not None else ""
         if self._is_news("journal", bool(error)):
             text = (
-                f"the journal {self._run_dir / 'journal.db'} cannot be written ({error}): users are answered, nothing "
-                "is trained, and what was acknowledged waits; once the disk takes it, it goes on by itself"
+                f"the journal {self._plan.run_dir / 'journal.db'} cannot be written ({error}): users are answered, "
+                "nothing is trained, and what was acknowledged waits; once the disk takes it, it goes on by itself"
             )
             self._on_event("warning", {"message": text if error else "the journal is written again"})
 
@@ -242,7 +242,7 @@ class EngineWatch:
     def _goes_back(self, status: ServerStatus) -> None:
         """The engine that starts next does the steps after the last checkpoint again; warn if there is none: then it
         trains the base model again."""
-        done, saved = max((step.step for step in status.steps), default=0), saved_step(self._job, self._run_dir)
+        done, saved = max((step.step for step in status.steps), default=0), saved_step(self._job, self._plan.run_dir)
         self.last_step = min(self.last_step, saved)
         if done and not saved:
             every = self._job.checkpoint_every
@@ -260,9 +260,9 @@ class EngineWatch:
             if self._is_news("boot", (status.boot_stage, detail)):
                 self._on_event("boot", {"stage": status.boot_stage, "detail": detail, "seconds": seconds})
             # the server's own limit comes later, and is a death
-            if seconds > self._boot_timeout and not self.was_ready and not self._is_spared:
-                message = f"the engine is not ready after {seconds:.0f} s, last: {detail or status.boot_stage}"
-                raise UpFailedError(message, status.last_lines, self._log)
+            if seconds > self._plan.boot_timeout and not self.was_ready and not self._is_spared:
+                last = detail or status.boot_stage
+                raise self._failed(f"the engine is not ready after {seconds:.0f} s, last: {last}", status)
         elif state is not EngineState.OFFLINE and not self._ready:
             self._ready = self.was_ready = True
             values = {"model": status.model, "seconds": seconds}

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from gateway.launch.plan import ServerPlan
 from gateway.launch.watch import EngineWatch, UpFailedError
 from swarm.evidence.alarms import Alarm
 from swarm.evidence.stages import ServingStage, StageRules
@@ -30,9 +31,7 @@ class Watched:
             (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
         job = TrainJob(model="m", total_training_steps=total_steps, save_freq=save_freq, **job)
         self.watch = EngineWatch(
-            job,
-            100.0,
-            run_dir,
+            ServerPlan(job, {}, run_dir, boot_timeout=100.0),
             lambda kind, values: self.events.append((kind, values)),
             clock=lambda: self.now,
             is_spared=is_spared,
