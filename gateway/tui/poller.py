@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
@@ -233,12 +233,10 @@ class GatewayPoller(Poller[GatewayStatus]):
             self.log.note("the gateway restarted: its counts begin at 0")
         self._requests.append((time.monotonic(), status.requests))
         earlier = before or status
-        for code, count in status.errors.items():
-            if (more := count - earlier.errors.get(code, 0)) > 0:
-                self.log.note(f"{more} callers got the error {code}")
-        for sentence, count in status.hook_errors.items():
-            if (more := count - earlier.hook_errors.get(sentence, 0)) > 0 or before is None:
-                self.log.note(f"the hook fails, {more or count} x {sentence}")
+        for code, more in (status.errors - earlier.errors).items():
+            self.log.note(f"{more} callers got the error {code}")
+        for sentence, more in (status.hook_errors - (before.hook_errors if before else Counter())).items():
+            self.log.note(f"the hook fails, {more} x {sentence}")
         if status.reload_error and status.reload_failures != (before.reload_failures if before else 0):
             self.log.note(f"a reload failed, the configuration before stays: {status.reload_error}")
         for name, route in status.routes.items():
