@@ -45,8 +45,7 @@ def check_plan(plan: UpPlan, *, only: bool = False) -> list[str]:
             check_ports(plan)
         for server in plan.servers:
             _check_run_folder(server, plan)
-    lacking = (warning for server in plan.servers if (warning := _lacks_space(server)))
-    return [*_not_downloaded(plan), *lacking, *_unsaved(plan), *_unknown_routes(plan)]
+    return [*_not_downloaded(plan), *_lacking_space(plan), *_unsaved(plan), *_unknown_routes(plan)]
 
 
 def _check_job(server: ServerPlan) -> None:
@@ -92,14 +91,12 @@ def _not_downloaded(plan: UpPlan) -> Iterator[str]:
             yield f"{model} is not on this machine: the boot downloads it, unless `hf download {model}` did so before"
 
 
-def _lacks_space(server: ServerPlan) -> str:
-    if not server.job.checkpoint_every:
-        return ""
-    folder = checkpoint_folder(server.job, server.run_dir)
-    checkpoints, job = load_attribute("adapters.verl.checkpoints:Checkpoints"), server.job
-    of_run = checkpoints(folder, job.keep_checkpoints, Path(job.model), with_adapter=job.lora is not None)
-    lacking = of_run.lacking()
-    return f"there is no room for a checkpoint: {lacking}; free some, or set job.checkpoint_dir" if lacking else ""
+def _lacking_space(plan: UpPlan) -> Iterator[str]:
+    for job, run_dir in ((server.job, server.run_dir) for server in plan.servers if server.job.checkpoint_every):
+        folder, of_run = checkpoint_folder(job, run_dir), load_attribute("adapters.verl.checkpoints:Checkpoints")
+        kept = of_run(folder, job.keep_checkpoints, Path(job.model), with_adapter=job.lora is not None)
+        if lacking := kept.lacking():
+            yield f"there is no room for a checkpoint: {lacking}; free some, or set job.checkpoint_dir"
 
 
 def _unknown_routes(plan: UpPlan) -> Iterator[str]:

@@ -276,7 +276,7 @@ def _plan_of_servers(path: Path, data: dict[str, Any]) -> UpPlan:
     if len({checkpoint_folder(server.job, server.run_dir).resolve() for server in servers}) < len(servers):
         raise ConfigError(f"{path}: two jobs have one checkpoint_dir, where each would go on from weights of the other")
     # not what the file may be a link to: paths in it start from where it is named
-    return UpPlan(servers=servers, gateway_section=None, module_folder=path.parent.resolve(), file=path.absolute())
+    return UpPlan(servers=servers, gateway_section=None, file=path.absolute())
 
 
 def _with_all_routes(routes: Any, jobs: list[str]) -> Any:

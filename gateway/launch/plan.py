@@ -141,8 +141,7 @@ class UpPlan:
         successions: of routes that follow promotions.
         beside: incumbents that no process of their own answers as.
         gateway_address: host and port on which it will listen; 0: any.
-        module_folder: the folder of the user's file; hooks may be modules in it.
-        file: the user's, which the gateway reads again on a reload.
+        file: the user's, which the gateway reads again on a reload; hooks may be modules beside it.
         private_token: lets the processes reach each other, even if tokens are created or revoked meanwhile.
         earlier_run: what to do with a run that is in a run folder already.
         from_step: the saved step of that run to go back to; ``None``: it goes on from its last one.
@@ -154,7 +153,6 @@ class UpPlan:
     successions: tuple[SuccessionPlan, ...] = ()
     beside: tuple[BesidePlan, ...] = ()
     gateway_address: tuple[str, int] = ("127.0.0.1", 0)
-    module_folder: Path | None = None
     file: Path | None = None
     private_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     restart_pause: float = 2.0

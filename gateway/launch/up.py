@@ -234,7 +234,7 @@ class _Up:
             urls[server.plan.name] = url
         if plan.gateway_section is not None:
             # hooks may be modules beside the user's file
-            env = {"PYTHONPATH": python_path(*([plan.module_folder] if plan.module_folder else []))}
+            env = {"PYTHONPATH": python_path(*([plan.file.parent.resolve()] if plan.file else []))}
             env |= {PRIVATE_TOKEN_VARIABLE: plan.private_token, NAME_VARIABLE: plan.client_name}
             of_servers = [f"--server={name}={url}" for name, url in urls.items()]
             reads = ["--reload-from", str(plan.file), *of_servers] if plan.file else []

@@ -289,7 +289,7 @@ def test_hooks_may_be_a_module_beside_the_file(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "rewards_of_a_test.py").write_text(f"import sys\n{hooks}\nhooks = sys.modules[__name__]\n")
     plan = read_plan(project(tmp_path, "job: {model: tiny}\ngateway: {hooks: 'rewards_of_a_test:hooks'}"))
     assert plan.gateway_section == {"hooks": "rewards_of_a_test:hooks"}
-    assert plan.module_folder == tmp_path
+    assert plan.file is not None and plan.file.parent == tmp_path
 
 
 JOBS = """
