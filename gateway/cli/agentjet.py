@@ -99,11 +99,7 @@ def overwatch(
 
 
 def _settings(conf: Path, scratch: Path) -> dict[str, Any]:
-    """The server's settings in ``conf``, or the job there as its ``job_defaults``.
-
-    Raises:
-        ConfigError: the file cannot be read, or a key of AgentJet's job is not possible here.
-    """
+    """The server's settings in ``conf``, or the job there as its ``job_defaults``."""
     import yaml
 
     from swarm.agentjet.yaml_job import convert

@@ -65,11 +65,7 @@ def test_hooks(
 
 
 def _hooks_of(spec: str) -> tuple[str, float]:
-    """``spec``, or if that is a file for ``up`` the hooks that its gateway names; and the seconds of a call there.
-
-    Raises:
-        ConfigError: it has no gateway, or its routes have several hooks.
-    """
+    """``spec``, or if that is a file for ``up`` the hooks that its gateway names; and the seconds of a call there."""
     from gateway.cli.parts import is_sectioned
     from reward_hooks.offline import OfflineConfig
     from swarm.validation import read_mapping

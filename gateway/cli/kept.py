@@ -140,11 +140,7 @@ class _RunFolder:
 
 
 def _source(target: ServerTarget, run_dir: Path | None) -> AbstractContextManager[_RunFolder | SwarmClient]:
-    """The server that is named, else the run folder.
-
-    Raises:
-        ConfigError: both are named.
-    """
+    """The server that is named, else the run folder."""
     if target.is_open:
         return nullcontext(_RunFolder(run_folder(run_dir)))
     if run_dir is not None:

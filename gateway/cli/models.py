@@ -138,11 +138,7 @@ def export(
 
 
 def _chosen(folder: Path, job: TrainJob, done: int, step: int | None, *, best: bool) -> int:
-    """The saved step to export: ``step``, the best one, or the last one.
-
-    Raises:
-        ConfigError: it is not kept; names those that are.
-    """
+    """The saved step to export: ``step``, the best one, or the last one."""
     from swarm.checkpoints import best_step, check_kept, kept_steps
 
     kept = kept_steps(folder)

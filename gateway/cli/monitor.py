@@ -69,11 +69,7 @@ def monitor(
 
 
 def _targets(config: Path | None, token: str | None, api_key: str | None) -> list[Target]:
-    """The servers of the runs of ``config``, or of this folder; else those at the usual addresses, if they are its.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """The servers of the runs of ``config``, or of this folder; else those at the usual addresses, if they are its."""
     import asyncio
 
     from gateway.cli.here import DEFAULT_URL, client_for, runs_of, token_for

@@ -122,11 +122,7 @@ def _incumbents(
     path: Path, plan: UpPlan, gateway: GatewayConfig
 ) -> tuple[tuple[IncumbentPlan, ...], tuple[SuccessionPlan, ...], tuple[BesidePlan, ...]]:
     """The incumbents that are models, of which routes with the same one share it; the routes that follow promotions;
-    and those whose incumbent is answered by the engine of their job.
-
-    Raises:
-        ConfigError: a model is not there, or that engine cannot answer; says what to do.
-    """
+    and those whose incumbent is answered by the engine of their job."""
     servers = {server.name: server for server in plan.servers}
     routes, successions, beside = dict[IncumbentPlan, list[str]](), list[SuccessionPlan](), list[BesidePlan]()
     for name, settings in zip(gateway.route_names, gateway.routes or [gateway], strict=True):

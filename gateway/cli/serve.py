@@ -104,11 +104,7 @@ def _read(config: Path | None, flags: dict[str, Any], incumbents: Path | None = 
 
 
 def _served(wanted: GatewayConfig, started: GatewayConfig) -> GatewayConfig:
-    """``wanted``, under an ``up`` that serves the incumbents of ``started``, which it began with.
-
-    Raises:
-        ConfigError: nobody serves an incumbent.
-    """
+    """``wanted``, under an ``up`` that serves the incumbents of ``started``, which it began with."""
     for model, port, _ in _models(wanted) - _models(started):
         raise ConfigError(f"`up` serves no incumbent {model!r} on port {port} with these arguments: start it again")
     return wanted

@@ -153,11 +153,7 @@ def _run(plan: UpPlan, on_event: OnEvent, work: Work | None) -> None:
 
 
 def _set_aside(plan: UpPlan, on_event: OnEvent) -> None:
-    """Keep the runs of earlier starts beside the new ones.
-
-    Raises:
-        ConfigError: a folder is in use, or has its checkpoints elsewhere, where the new run would write over them.
-    """
+    """Keep the runs of earlier starts beside the new ones."""
     for server in plan.servers:
         if server.job.checkpoint_dir and saved_step(server.job, server.run_dir):
             raise ConfigError(

@@ -106,11 +106,8 @@ def verdict(differences: Sequence[float]) -> str:
 
 
 async def _judged(sides: Mapping[str, Sequence[Sequence[SavedAnswer]]], hooks: Hooks) -> dict[str, list[float]]:
-    """By prompt the mean reward of each side's answers; without prompts on which the hook fails, or which it lets pass.
-
-    Raises:
-        ConfigError: it fails on all of them; with its first error.
-    """
+    """By prompt the mean reward of each side; without prompts on which the hook fails, unless it fails on all, or which
+    it lets pass."""
     failure, runner = "", HookRunner(hooks, HOOK_SECONDS)
     groups: dict[str, tuple[RecordedGroup, list[int]]] = {}
     for key, answers in sides.items():
