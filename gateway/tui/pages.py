@@ -78,9 +78,10 @@ class Page(Vertical):
         """Show the last known data."""
         self.show_head()
         view = self.poller.view
-        self._log.show(_log(self.poller.log.lines, view.last_lines if view is not None else ()))
-        for panel in self._tables if view is not None else ():
-            panel.show(view.tables)
+        self._log.show(_log(self.poller.log.lines, () if view is None else view.last_lines))
+        if view is not None:
+            for panel in self._tables:
+                panel.show(view.tables)
 
     def show_head(self) -> None:
         """Show the head alone, whose times go on between two requests."""

@@ -70,7 +70,7 @@ class MonitorLog:
 
     def __init__(self) -> None:
         self._lines: deque[LogEntry] = deque(maxlen=_LOG_LINES)
-        self._pushed: set[LogEntry] = set()
+        self._pushed: list[LogEntry] = []
 
     @property
     def lines(self) -> list[LogEntry]:
@@ -83,9 +83,9 @@ class MonitorLog:
 
     def add(self, entries: Iterable[LogEntry]) -> None:
         """Keep the pushed lines of a status, each once."""
-        pushed = {entry.model_copy(update={"tag": entry.tag or "log"}) for entry in entries}
+        pushed = [entry.model_copy(update={"tag": entry.tag or "log"}) for entry in entries]
         # the server never repeats a line that it dropped
-        self._lines.extend(sorted(pushed - self._pushed, key=lambda line: line.timestamp))
+        self._lines.extend(entry for entry in pushed if entry not in self._pushed)
         self._pushed = pushed
 
 
