@@ -45,7 +45,7 @@ def _folders(file: Path | None) -> Iterator[Path]:
             yield from (folder, folder / "quick")
         return
     for depth in range(_DEPTH + 1):
-        yield from (found.parent for found in Path.cwd().glob("[!.]*/" * depth + RUN_FILE))
+        yield from (run_file.parent for run_file in Path.cwd().glob("[!.]*/" * depth + RUN_FILE))
     for path in sorted(Path.cwd().glob("*.y*ml")):
         try:
             yield from run_dirs(path)
