@@ -6,7 +6,6 @@ Invariant: what it says is what an engine with the same code would run; this pro
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,6 @@ from swarm.job import OURS, Layered, plain_fields
 from swarm.server.engine.supervisor import ENGINE_COMMAND, engine_environment
 
 _SECONDS = 60.0
-#: how long a process that was killed may take to be gone
-_KILL_SECONDS = 2.0
 
 
 class Resolver:
@@ -76,31 +73,20 @@ class Resolver:
 
 async def _output(command: Sequence[str], question: bytes, environ: dict[str, str]) -> tuple[bytes, bytes, int | None]:
     """Stdout, stderr and exit code of ``command``; if it is given up, it and all that it started are killed."""
-    # a task of its own: a cancelled spawn would leave what the process has started by then
-    spawning = asyncio.create_task(
-        asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environ,
-            start_new_session=True,
-        )
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environ,
+        start_new_session=True,
     )
     try:
-        process = await asyncio.shield(spawning)
         return *await process.communicate(question), process.returncode
     except BaseException:
-        spawning.add_done_callback(_kill)
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(_KILL_SECONDS):
-                await (await asyncio.shield(spawning)).wait()
+        kill_group(process.pid)
+        await process.wait()
         raise
-
-
-def _kill(spawning: asyncio.Task[asyncio.subprocess.Process]) -> None:
-    if not spawning.cancelled() and spawning.exception() is None:
-        kill_group(spawning.result().pid)
 
 
 def _answer(output: bytes) -> dict[str, Any] | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import anyio.lowlevel
-import psutil
 import pytest
 
 from swarm.errors import ConfigError
@@ -40,27 +38,6 @@ async def test_what_it_started_ends_with_it(tmp_path: Path, then: str) -> None:
             await asking
         while alive(int((tmp_path / "pid").read_text())):
             await anyio.lowlevel.checkpoint()
-
-
-@pytest.mark.parametrize("steps", range(1, 9))
-async def test_given_up_while_it_is_spawned(tmp_path: Path, steps: int) -> None:
-    script = "sleep 100 & echo $! > partial; mv partial pid; wait"
-    asking = asyncio.create_task(resolver(tmp_path, script).resolve(LAYERS, None))
-    before = set(psutil.Process().children())
-    for _ in range(steps):
-        await anyio.lowlevel.checkpoint()
-    if set(psutil.Process().children()) - before:
-        # the loop is held up until the child is there, so that the spawn itself is not over
-        until = time.monotonic() + 10
-        while not (tmp_path / "pid").exists() and time.monotonic() < until:
-            pass
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    if (tmp_path / "pid").exists():
-        async with asyncio.timeout(10):
-            while alive(int((tmp_path / "pid").read_text())):
-                await anyio.lowlevel.checkpoint()
 
 
 async def test_one_at_a_time(tmp_path: Path) -> None:
