@@ -48,7 +48,6 @@ class TrainingRun:
         self._opened: Journal | None = None
         self.run_id = ""
         self._stopped = False
-        self._job: TrainJob | None = None
         #: the pool, if there is one
         self.found_pool: EpisodePool | None = None
         self.steps: deque[StepResult] = deque(maxlen=MAX_STEPS)
@@ -63,8 +62,11 @@ class TrainingRun:
         self.run_id, self._stopped = recovered.run_id, recovered.stopped
         self.steps.extend(recovered.steps)
         if recovered.job_yaml:
-            self._job = _recovered_job(recovered.job_yaml)
-            self.found_pool = self._recovered_pool(self._job, recovered, journal)
+            job = _recovered_job(recovered.job_yaml)
+            self.found_pool = EpisodePool(job, journal.append, self._client_timeout, self._watch)
+            now, wall = time.monotonic(), time.time()
+            episodes = [_revived(claimed, now, wall) for claimed in recovered.claimed]
+            self.found_pool.restore(recovered, episodes, _groups(episodes))
         self._opened = journal
         return recovered
 
@@ -81,27 +83,29 @@ class TrainingRun:
 
     @property
     def job(self) -> TrainJob:
-        """The synced job.
-
-        Raises:
-            ConflictError: there is none yet.
-        """
-        if self._job is None:
-            raise _no_job()
-        return self._job
+        """The synced job; raises like :attr:`pool`."""
+        return self.pool.job
 
     @property
     def pool(self) -> EpisodePool:
-        """The pool; raises like :attr:`job`."""
+        """The pool.
+
+        Raises:
+            ConflictError: there is no job yet.
+        """
         if self.found_pool is None:
-            raise _no_job()
+            raise ConflictError(
+                "there is no training job: give one (`swarm-gateway swarm engine start JOB`, or POST "
+                "/sync_train_config)",
+                code="no_job",
+            )
         return self.found_pool
 
     def sync(self, job: TrainJob, from_step: int | None = None) -> bool:
         """Use ``job`` from the next start on; returns whether another run began: it differs in more than ``resume``, or
         goes back to ``from_step``. Then the other run has the steps and evaluations up to there, and the rows of the
         one before stay as they are."""
-        another = self._job is None or job != self._job.model_copy(update={"resume": job.resume})
+        another = not self.has_job or job != self.job.model_copy(update={"resume": job.resume})
         if self.found_pool is None:
             self.found_pool = EpisodePool(job, self.journal.append, self._client_timeout, self._watch)
         if from_step is not None:
@@ -112,7 +116,6 @@ class TrainingRun:
             self._begin(job, "another job was synced", sys.maxsize if job.resume else 0)
         else:
             self.found_pool.continue_run(job)
-        self._job = job
         self._append_run()
         return another
 
@@ -189,22 +192,8 @@ class TrainingRun:
         self._stopped = False
         self.steps.clear()
 
-    def _recovered_pool(self, job: TrainJob, recovered: Recovered, journal: Journal) -> EpisodePool:
-        pool = EpisodePool(job, journal.append, self._client_timeout, self._watch)
-        now, wall = time.monotonic(), time.time()
-        episodes = [_revived(claimed, now, wall) for claimed in recovered.claimed]
-        pool.restore(recovered, episodes, _groups(episodes))
-        return pool
-
     def _append_run(self) -> None:
         self.journal.append(RunRow(self.run_id, dump_job(self.job), self._stopped))
-
-
-def _no_job() -> ConflictError:
-    return ConflictError(
-        "there is no training job: give one (`swarm-gateway swarm engine start JOB`, or POST /sync_train_config)",
-        code="no_job",
-    )
 
 
 def _recovered_job(job_yaml: str) -> TrainJob:

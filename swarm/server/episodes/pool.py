@@ -85,7 +85,7 @@ class EpisodePool:
         watch: WatchRules | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._job = job
+        self.job = job
         self._append = append
         self._clock = clock
         self._engine = EngineStates()
@@ -123,7 +123,7 @@ class EpisodePool:
 
     def stepped(self, steps: Sequence[StepResult]) -> None:
         """The last of the run's ``steps`` is done: do what the alarms that begin with it say."""
-        for alarm in self.watch.look(steps, self.evaluations.results(), self._job):
+        for alarm in self.watch.look(steps, self.evaluations.results(), self.job):
             if alarm.action == "rollback":
                 self.stages.roll_back_all(alarm.sentence)
 
@@ -141,14 +141,14 @@ class EpisodePool:
         self.watch.begin_run(run_id)
         self.stages.begin_run(run_id, from_step)
         self.stages.job = _terms(job)
-        if job != self._job:
-            self._job = job
+        if job != self.job:
+            self.job = job
             self.collection = self._new_collection(run_id)
         return dropped
 
     def continue_run(self, job: TrainJob) -> None:
         """Continue under ``job``, which must collect exactly as the one before."""
-        self._job = job
+        self.job = job
         self.stages.job = _terms(job)
 
     def restore(self, recovered: Recovered, episodes: Iterable[LiveEpisode], groups: Iterable[LiveGroup]) -> None:
@@ -161,14 +161,14 @@ class EpisodePool:
         self.comparisons.restore(recovered.run_id, recovered.pairs, recovered.ratings)
         self.stages.restore(recovered.run_id, recovered.stages, max((step.step for step in recovered.steps), default=0))
         results = self.evaluations.results()
-        self.watch.restore(recovered.run_id, recovered.resumed, recovered.steps, results, self._job)
+        self.watch.restore(recovered.run_id, recovered.resumed, recovered.steps, results, self.job)
         self.collection.restore(recovered)
 
     # ------------------------------------------------------------------ claims
 
     def claim(self, wish: ClaimWish) -> Grant | Refusal:
         """Grant all episodes of ``wish``, or none."""
-        slots = self._job.slots
+        slots = self.job.slots
         if wish.episodes > slots:
             return Refusal(f"{wish.episodes} episodes cannot run at once: there are {slots} slots", False)
         if wish.episode_type == "train" and (reason := self.no_episode_needed):
@@ -367,9 +367,9 @@ class EpisodePool:
     def information(self) -> PoolInformation:
         """Counts of the current run."""
         return PoolInformation(
-            batch_size=self._job.batch_size,
-            num_repeat=self._job.num_repeat,
-            slots=self._job.slots,
+            batch_size=self.job.batch_size,
+            num_repeat=self.job.num_repeat,
+            slots=self.job.slots,
             completed_tasks=self.collection.groups.whole_groups,
             completed_episodes=self.collection.groups.episodes,
             running_episodes=len(self.running),
@@ -439,7 +439,7 @@ class EpisodePool:
             self._free(episode, EpisodeEvent.ENGINE, "engine", error)
 
     def _new_collection(self, run_id: str) -> Collection:
-        collection = Collection(self._job, self._client_timeout, self._clock, self._append, run_id)
+        collection = Collection(self.job, self._client_timeout, self._clock, self._append, run_id)
         # a run begins before its engine rolls
         collection.follow(False)
         return collection
