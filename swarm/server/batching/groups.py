@@ -5,7 +5,7 @@ Invariant: an episode that waits is in exactly one group, open or whole. Counts 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -78,12 +78,11 @@ class WaitingGroups:
     Args:
         job: ``max_staleness`` comes from it.
         shares: learns which clients' episodes wait.
-        most_losses: groups with losses only that are remembered.
+        most_open: open groups, beyond which the first goes that has losses only.
 
     Attributes:
-        open: groups that lack episodes, by task.
+        open: groups that lack episodes, by task; one may have losses only, and will be dropped once whole.
         whole: the others, by number, in the order of their completion.
-        losses: groups with losses and no trajectory yet: they will be dropped once whole.
         changed_losses: rows of the groups whose losses changed, by task; whoever writes them clears it.
         version: of the weights that are served.
         episodes: how many wait.
@@ -92,14 +91,13 @@ class WaitingGroups:
             least two, and all episodes.
     """
 
-    def __init__(self, job: TrainJob, shares: Shares, most_losses: int) -> None:
+    def __init__(self, job: TrainJob, shares: Shares, most_open: int) -> None:
         self._max_staleness = job.max_staleness
         self._shares = shares
-        self._most_losses = most_losses
+        self._most_open = most_open
         self._numbers = 0
         self.open: dict[str, FinishedGroup] = {}
         self.whole: dict[int, FinishedGroup] = {}
-        self.losses: OrderedDict[str, FinishedGroup] = OrderedDict()
         self.changed_losses: dict[str, GroupRow] = {}
         self.version = self.episodes = self.trainable = 0
         self.tally_after_sync = (0, 0, 0)
@@ -111,7 +109,7 @@ class WaitingGroups:
     def waiting(self) -> Iterator[FinishedGroup]:
         """The groups with episodes, whole ones first; not to be changed."""
         yield from self.whole.values()
-        yield from self.open.values()
+        yield from (group for group in self.open.values() if group.members)
 
     def tasks(self) -> dict[str, int]:
         """Finished episodes that wait, by task, whole groups first."""
@@ -129,24 +127,26 @@ class WaitingGroups:
     def join(self, member: Member) -> FinishedGroup:
         """The open group of a finished episode, which is in it from now on."""
         task_id = member.trajectory.task_id
-        group = self.open.get(task_id) or self.losses.pop(task_id, None) or self._begun(task_id)
-        self.open[task_id] = group
+        group = self._of(task_id)
+        if not group.members:
+            # what waits is in the order of its first members
+            self.open[task_id] = self.open.pop(task_id)
         self._hold(group, [*group.members, member])
         self._shares.joined(member.client_uuid, task_id)
         return group
 
     def lack(self, task_id: str) -> FinishedGroup:
         """The group of a task one episode of which has no trajectory."""
-        group = self._lacking(task_id)
-        if len(self.losses) > self._most_losses:
-            self._forget_losses(self.losses.popitem(last=False)[1])
+        group = self._of(task_id)
         group.lost += 1
         self.changed_losses[task_id] = GroupRow(task_id, group.lost, group.version)
+        if len(self.open) > self._most_open and (empty := [other for other in self.open.values() if not other.members]):
+            self.remove(empty[0])
         return group
 
     def restore_losses(self, row: GroupRow) -> FinishedGroup:
         """The group of ``row`` after a restart; its members, if any, are here already."""
-        group = self._lacking(row.task_id)
+        group = self._of(row.task_id)
         group.lost, group.version = row.lost, row.version
         return group
 
@@ -165,10 +165,9 @@ class WaitingGroups:
         if self.whole.pop(group.number, None) is not None:
             self._shares.left(group.clients)
         else:
-            self.open.pop(group.task_id, None)
-            self.losses.pop(group.task_id, None)
+            del self.open[group.task_id]
             if group.lost:
-                self._forget_losses(group)
+                self.changed_losses[group.task_id] = GroupRow(group.task_id, 0, group.version)
             self._shares.parted(group.clients, group.task_id)
         self.episodes -= len(group.members)
         self.trainable -= _trainable(len(group.members))
@@ -178,7 +177,7 @@ class WaitingGroups:
         """Members of the oldest open groups that have fewer than ``whole``, at ``least`` so many if there are."""
         gone: list[Member] = []
         for group in list(self.open.values()):
-            if len(gone) < least and len(group.members) < whole:
+            if len(gone) < least and 0 < len(group.members) < whole:
                 gone += self.remove(group)
         return gone
 
@@ -189,10 +188,7 @@ class WaitingGroups:
 
     def clear(self) -> list[Member]:
         """All that waited; losses are forgotten, too."""
-        gone = [member for group in list(self.waiting()) for member in self.remove(group)]
-        while self.losses:
-            self._forget_losses(self.losses.popitem()[1])
-        return gone
+        return [member for group in [*self.whole.values(), *self.open.values()] for member in self.remove(group)]
 
     def expire(self, version: int) -> list[Member]:
         """What waits no more as weights of ``version`` are served: whole groups with an episode that is too old, and
@@ -213,22 +209,16 @@ class WaitingGroups:
                 self._hold(group, young)
                 self._shares.parted([member.client_uuid for member in old], group.task_id)
                 gone += old
-        for group in [group for group in self.losses.values() if self.is_old(group.version)]:
-            self._forget_losses(self.losses.pop(group.task_id))
+        for group in [group for group in self.open.values() if not group.members and self.is_old(group.version)]:
+            self.remove(group)
         return gone
 
-    def _begun(self, task_id: str) -> FinishedGroup:
-        self._numbers += 1
-        return FinishedGroup(self._numbers, task_id, self.version)
-
-    def _lacking(self, task_id: str) -> FinishedGroup:
-        group = self.open.get(task_id) or self.losses.get(task_id)
-        if group is None:
-            group = self.losses[task_id] = self._begun(task_id)
+    def _of(self, task_id: str) -> FinishedGroup:
+        """The open group of a task, which may be a new one."""
+        if (group := self.open.get(task_id)) is None:
+            self._numbers += 1
+            group = self.open[task_id] = FinishedGroup(self._numbers, task_id, self.version)
         return group
-
-    def _forget_losses(self, group: FinishedGroup) -> None:
-        self.changed_losses[group.task_id] = GroupRow(group.task_id, 0, group.version)
 
     def _hold(self, group: FinishedGroup, members: list[Member]) -> None:
         """Let an open group have these members."""
