@@ -227,9 +227,9 @@ def earlier_end(ending: Ending | None, client_uuid: str, episode_uuid: str, end_
     raise ConflictError(f"episode {episode_uuid} {words}: its result came too late and is not counted", code=code)
 
 
-def over_error(ending: Ending, episode_uuid: str) -> ConflictError:
+def over_error(how: EndedHow, episode_uuid: str) -> ConflictError:
     """For a call of an episode that is over, by whoever had its key."""
-    code, words = ("episode_ended", "has ended") if ending.how == "ended" else TOO_LATE[ending.how]
+    code, words = ("episode_ended", "has ended") if how == "ended" else TOO_LATE[how]
     return ConflictError(f"episode {episode_uuid} {words}: it takes no more calls, claim a new one", code=code)
 
 

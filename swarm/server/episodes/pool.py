@@ -15,7 +15,7 @@ from typing import Any
 
 from swarm.concurrency import Latest
 from swarm.credentials import digest
-from swarm.errors import AuthenticationError, ConflictError, RequestError, SwarmGatewayError, UnavailableError
+from swarm.errors import AuthenticationError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.evidence.alarms import WatchRules
 from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import JobTerms
@@ -34,7 +34,6 @@ from swarm.server.batching.collection import Collection
 from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.episode import (
     DELETED,
-    TOO_LATE,
     ClaimWish,
     Grant,
     LiveEpisode,
@@ -60,9 +59,6 @@ logger = logging.getLogger(__name__)
 
 #: states that end when the next batch opens
 _BETWEEN_BATCHES = frozenset({EngineState.ROLLING_POST, EngineState.WEIGHT_SYNCING})
-#: errors for calls in flight
-_ENDED = partial(ConflictError, "the episode has ended", code="episode_ended")
-_ABORTED = partial(ConflictError, "the episode was aborted by its client", code="episode_aborted")
 
 
 class EpisodePool:
@@ -210,7 +206,7 @@ class EpisodePool:
             ending = self._endings.get(episode_uuid)
             if ending is None or not (is_one_of(digest(key), ending.keys) or acts_for(ending.client_uuid)):
                 raise
-            raise over_error(ending, episode_uuid) from None
+            raise over_error(ending.how, episode_uuid) from None
 
     def begin_call(self, episodes: Sequence[LiveEpisode]) -> Collection:
         """An LLM call of a client starts, for one of its episodes or several; it keeps them from being idle until
@@ -327,7 +323,7 @@ class EpisodePool:
             NotFoundError: it is another client's.
         """
         if (episode := self.running.of(client_uuid, episode_uuid)) is not None:
-            self._free(episode, EpisodeEvent.ABORT, "aborted", _ABORTED, drop_reason=reason, notes=notes)
+            self._free(episode, EpisodeEvent.ABORT, "aborted", drop_reason=reason, notes=notes)
             return ""
         ending = self._endings.get(episode_uuid)
         if self.running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):
@@ -341,11 +337,10 @@ class EpisodePool:
         now = self._clock()
         due = self.running.deadlines.due(now)
         for episode in due:
-            capped = episode.cap <= now
-            how: EndedHow = "capped" if capped else "idle"
-            code, words = TOO_LATE[how]
-            event = EpisodeEvent.CAP if capped else EpisodeEvent.IDLE_TIMEOUT
-            self._free(episode, event, how, partial(ConflictError, f"the episode {words}", code=code))
+            if episode.cap <= now:
+                self._free(episode, EpisodeEvent.CAP, "capped")
+            else:
+                self._free(episode, EpisodeEvent.IDLE_TIMEOUT, "idle")
         return len(due)
 
     @property
@@ -400,7 +395,6 @@ class EpisodePool:
             episode,
             event,
             "ended",
-            _ENDED,
             task_id=task_id,
             output=end.workflow_output,
             drop_reason=drop_reason,
@@ -414,10 +408,11 @@ class EpisodePool:
         episode: LiveEpisode,
         event: EpisodeEvent,
         how: EndedHow,
-        error: Callable[[], SwarmGatewayError],
+        error: Callable[[], SwarmGatewayError] | None = None,
         **details: Any,
     ) -> None:
-        """The episode is over; ``details`` are further fields of its :class:`EndRow`."""
+        """The episode is over; ``error`` is for calls in flight (default: :func:`over_error`), ``details`` are further
+        fields of its :class:`EndRow`."""
         episode.state = next_episode(episode.state, event, self._engine.word)
         trajectory: Trajectory | None = details.get("trajectory")
         tokens = count_tokens(episode.calls, ()) if trajectory is None else trajectory.tokens
@@ -430,7 +425,7 @@ class EpisodePool:
             episode.client_uuid, how, row.drop_reason, row.end_key, tokens, tuple(episode.key_digests)
         )
         self.collection.released(episode.client_uuid, episode.episode_type, episode.claim.task_hint, how)
-        episode.finish_calls(error)
+        episode.finish_calls(error or partial(over_error, how, episode.episode_uuid))
 
     def _release(self, reason: str) -> None:
         """Delete what runs, because the engine continues without it."""
