@@ -26,7 +26,7 @@ from swarm.server.audit import AuditLog, sender_of
 from swarm.server.auth import ControlRoute, TokenHolder
 from swarm.server.config import ServerConfig
 from swarm.server.engine.changes import Changes
-from swarm.server.engine.snapshots import Sent, Snapshots
+from swarm.server.engine.snapshots import Snapshots
 from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import VerboseLog
 
@@ -84,9 +84,9 @@ class CodeRoutes:
                     self.changes.check_offline("code")
                 archive = bytes(await read_body(request.receive))
                 caller: TokenHolder = request.scope["caller"]
-                texts = (request.query_params.get(name, "")[:_MOST_TEXT] for name in ("revision", "message"))
-                sent = Sent(sender_of(request) or caller.name, *texts)
-                done = await self.changes.sync_code(archive, sent, force=flag(request, "force_restart"))
+                sent = {name: request.query_params.get(name, "")[:_MOST_TEXT] for name in ("revision", "message")}
+                sent["sender"] = sender_of(request) or caller.name
+                done = await self.changes.sync_code(archive, force=flag(request, "force_restart"), **sent)
                 details |= _change_details(done)
                 if why := await asyncio.to_thread(self.foreign.without_effect, Path(done.temp_ajet_code_path)):
                     # AgentJet's clients do not show the answer; their monitor shows this

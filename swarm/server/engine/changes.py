@@ -14,6 +14,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from swarm.link.imported import top_level
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
 from swarm.server.engine.resolving import Resolver
-from swarm.server.engine.snapshots import Sent, Snapshots, Stored
+from swarm.server.engine.snapshots import Snapshots, Stored
 from swarm.server.engine.supervisor import Supervisor, check_model
 from swarm.states import EngineState
 from swarm.validation import read_mapping
@@ -78,8 +79,9 @@ class Changes:
 
     # ------------------------------------------------------------------ code
 
-    async def sync_code(self, archive: bytes, sent: Sent, *, force: bool) -> SyncTrainCodeResponse:
+    async def sync_code(self, archive: bytes, *, force: bool, **sent: str) -> SyncTrainCodeResponse:
         """Select the code in ``archive`` for engines that start from now on; the selected code again changes nothing.
+        ``sent`` is as for :meth:`Snapshots.add`.
 
         Raises:
             RequestError: the archive is refused.
@@ -88,7 +90,7 @@ class Changes:
         """
         async with self._lock:
             before = await self._selected()
-            stored = await _stored(self._snapshots.add, archive, sent)
+            stored = await _stored(partial(self._snapshots.add, archive, **sent))
             changed = before is None or stored.id != before.id
             restarted = changed and await self._swap(stored.id, force)
             folder = self._snapshots.files(stored.id)

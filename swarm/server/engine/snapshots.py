@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -51,14 +50,6 @@ class Stored(Model):
         return self.about.digest
 
 
-class Sent(NamedTuple):
-    """What a client says of its code."""
-
-    sender: str = ""
-    revision: str = ""
-    message: str = ""
-
-
 class Snapshots:
     """Not for several callers at once; all of it blocks on the disk."""
 
@@ -67,8 +58,9 @@ class Snapshots:
         self._selected = self._folder / "selected"
         self.limits = ArchiveLimits()
 
-    def add(self, archive: bytes, sent: Sent | None = None) -> Stored:
-        """Extract ``archive`` as a new snapshot, which is used by no one yet.
+    def add(self, archive: bytes, **sent: str) -> Stored:
+        """Extract ``archive`` as a new snapshot, which is used by no one yet; ``sent`` is what its client says of it:
+        fields of a :class:`CodeSnapshot`.
 
         Returns:
             The new one; or the selected one where that has the same code.
@@ -89,7 +81,6 @@ class Snapshots:
             with contextlib.suppress(FileNotFoundError):
                 if (old := self.selected()) is not None and old.digest == digest and self._is_whole(old):
                     return old
-            sent = sent or Sent()
             # names give the order, also where the clock was ahead when an earlier one came
             earlier = (datetime.strptime(stored.id.partition("-")[0], _TIME) for stored in self.all())
             named = max([now.replace(tzinfo=None), *(time + timedelta(microseconds=1) for time in earlier)])
@@ -97,11 +88,9 @@ class Snapshots:
                 id=f"{named.strftime(_TIME)}-{digest[:16]}",
                 digest=digest,
                 created=now.timestamp(),
-                sender=sent.sender,
-                revision=sent.revision,
-                message=sent.message,
                 files=len(files),
                 bytes=sum(os.stat(f"{partial}/{FILES}/{name}").st_size for name in files),
+                **sent,
             )
             new = Stored(about=about, files=files)
             (partial / ABOUT).write_bytes(new.model_dump_json().encode())

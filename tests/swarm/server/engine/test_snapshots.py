@@ -18,7 +18,7 @@ import pytest
 
 from swarm.errors import ConflictError, NotFoundError, RequestError
 from swarm.server.engine import snapshots as module
-from swarm.server.engine.snapshots import KEPT, Sent, Snapshots
+from swarm.server.engine.snapshots import KEPT, Snapshots
 from tests.kill.researcher import half_applied
 from tests.swarm.code_snapshots.making import zipped
 
@@ -35,7 +35,7 @@ def packed(tmp_path: Path, text: str) -> bytes:
 def test_the_selected_one_is_known_to_the_next_server(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path / "run")
     assert snapshots.selected() is None
-    first = snapshots.add(packed(tmp_path, "1"), Sent("me", "abc", "try it"))
+    first = snapshots.add(packed(tmp_path, "1"), sender="me", revision="abc", message="try it")
     assert snapshots.selected() is None, "added is not selected"
     snapshots.select(first.id)
     assert Snapshots(tmp_path / "run").selected() == first
@@ -130,8 +130,8 @@ def test_what_is_said_of_one_is_kept_whatever_the_locale(tmp_path: Path) -> None
     (tmp_path / "code.zip").write_bytes(packed(tmp_path, "1"))
     add = (
         "from pathlib import Path\n"
-        "from swarm.server.engine.snapshots import Sent, Snapshots\n"
-        "Snapshots(Path('run')).add(Path('code.zip').read_bytes(), Sent(message='na\\xefve'))\n"
+        "from swarm.server.engine.snapshots import Snapshots\n"
+        "Snapshots(Path('run')).add(Path('code.zip').read_bytes(), message='na\\xefve')\n"
     )
     of_no_unicode = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", add], env={**os.environ, **of_no_unicode}, cwd=tmp_path, check=True)
