@@ -76,27 +76,16 @@ class Rate:
     """The sum of the amounts added within the last :data:`WINDOW` seconds, kept by the second."""
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, float]] = deque()
-        self._sum = 0.0
+        self._seconds: dict[int, float] = {}
 
     def add(self, amount: float, now: float) -> None:
         second = int(now)
-        if self._seconds and self._seconds[-1][0] == second:
-            self._seconds[-1] = (second, self._seconds[-1][1] + amount)
-        else:
-            self._seconds.append((second, amount))
-        self._sum += amount
-        self._forget(now)
+        if second not in self._seconds:
+            self._seconds = {then: n for then, n in self._seconds.items() if then > now - WINDOW} | {second: 0.0}
+        self._seconds[second] += amount
 
     def sum(self, now: float) -> float:
-        self._forget(now)
-        return self._sum
-
-    def _forget(self, now: float) -> None:
-        while self._seconds and self._seconds[0][0] <= now - WINDOW:
-            self._sum -= self._seconds.popleft()[1]
-        if not self._seconds:
-            self._sum = 0.0  # rounding errors must not add up
+        return sum(amount for then, amount in self._seconds.items() if then > now - WINDOW)
 
 
 class Reasons:
