@@ -352,16 +352,8 @@ class EpisodeRequests:
     def _why_not(self, refusal: Refusal) -> str:
         if self._engine.closing:
             return "The swarm server is shutting down"
-        if refusal.reason in (BATCH_WAITS, TRAINING_WAITS, TRAINED_OUT, TRAINER_AWAY):
-            return refusal.reason
-        match self._engine.state:
-            case EngineState.ROLLING:
-                return refusal.reason or NO_EPISODES
-            case EngineState.ROLLING_POST:
-                return POST_ROLLING
-            case EngineState.WEIGHT_SYNCING:
-                return SYNCING
-            case EngineState.BOOTING:
-                return f"Engine is booting ({self._engine.detail})"
-            case EngineState.OFFLINE:
-                return f"Engine is offline ({self._engine.detail})"
+        state = self._engine.state
+        if state is EngineState.ROLLING or refusal.reason in (BATCH_WAITS, TRAINING_WAITS, TRAINED_OUT, TRAINER_AWAY):
+            return refusal.reason or NO_EPISODES
+        phrases = {EngineState.ROLLING_POST: POST_ROLLING, EngineState.WEIGHT_SYNCING: SYNCING}
+        return phrases.get(state, f"Engine is {state.name.lower()} ({self._engine.detail})")
