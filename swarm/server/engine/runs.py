@@ -177,7 +177,7 @@ class TrainingRun:
         }
         self._begin(job, f"the run went back to step {step}", step)
         evaluations = [EvaluationRow(self.run_id, version, measured) for version, measured in sums.items()]
-        self.pool.evaluations.restore(self.run_id, evaluations)
+        self.pool.evaluations.restore(evaluations)
         self.steps.extend(steps[number] for number in sorted(steps))
         self.journal.append(*(StepRow(self.run_id, done) for done in self.steps), *evaluations)
         # no challenger is taken back again: its steps are none of now

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from swarm.concurrency import Latest
 from swarm.evidence.pairs import Pair, Terms
 from swarm.evidence.ratings import SideRating
 from swarm.evidence.verdict import PairedEvidence
@@ -22,7 +23,7 @@ MAX_GROUPS = 100_000
 
 
 class Comparisons:
-    """The comparisons of one run.
+    """The comparisons of one run; another run has others, for its weights are others.
 
     Args:
         append: takes rows for the journal.
@@ -45,35 +46,26 @@ class Comparisons:
         self._run_id = run_id
         self._on_evidence, self._is_left = on_evidence, is_left
         #: the comparison of each
-        self._groups: dict[str, str] = {}
+        self._groups = Latest[str, str](MAX_GROUPS)
         self.followed: OrderedDict[str, PairedEvidence] = OrderedDict()
-        #: those with each incumbent of a route, in the same order
-        self._with: dict[tuple[str, str], OrderedDict[str, PairedEvidence]] = {}
-
-    def begin_run(self, run_id: str) -> None:
-        """Forget what was: another run begins, and its weights are others."""
-        self._run_id = run_id
-        self._groups.clear()
-        self.followed.clear()
-        self._with.clear()
 
     def of(self, route: str, incumbent: str) -> list[PairedEvidence]:
         """Those with one incumbent of a route, the one that got the last pair at the end."""
-        return list(self._with.get((route, incumbent), {}).values())
+        return [followed for followed in self.followed.values() if _key(followed.terms) == (route, incumbent)]
 
     def forget_above(self, version: int) -> None:
         """The engine went back to ``version``: those above will be other weights when they come again."""
         above = {name for name, followed in self.followed.items() if _version(followed.terms) > version}
         for digest in above:
-            self._forget(digest)
+            del self.followed[digest]
         # a draw of a suite comes again under the same name
-        self._groups = {group: digest for group, digest in self._groups.items() if digest not in above}
+        for group in [group for group, digest in self._groups.items() if digest in above]:
+            del self._groups[group]
         if above:
             self._append(ForgottenEvidenceRow(self._run_id, version))
 
-    def restore(self, run_id: str, rows: Iterable[PairRow], ratings: Iterable[RatingRow] = ()) -> None:
+    def restore(self, rows: Iterable[PairRow], ratings: Iterable[RatingRow] = ()) -> None:
         """Go on after a restart with the rows of the run, in the order in which they were appended."""
-        self.begin_run(run_id)
         # a server before may have had other fields, and so another digest
         digests: dict[str, str] = {}
 
@@ -122,25 +114,16 @@ class Comparisons:
         if pair.group_id in self._groups:
             return False
         self._groups[pair.group_id] = digest
-        if len(self._groups) > MAX_GROUPS:
-            del self._groups[next(iter(self._groups))]
-        mine = self._with.setdefault(_key(pair.terms), OrderedDict())
         if digest not in self.followed:
-            self.followed[digest] = mine[digest] = PairedEvidence(pair.terms)
+            same = [name for name, followed in self.followed.items() if _key(followed.terms) == _key(pair.terms)]
+            if len(same) >= MAX_COMPARISONS:
+                del self.followed[same[0]]
+            if len(self.followed) >= MAX_OF_ALL:
+                self.followed.popitem(last=False)
+            self.followed[digest] = PairedEvidence(pair.terms)
         self.followed[digest].add(pair)
-        for names in (self.followed, mine):
-            names.move_to_end(digest)
-        if len(mine) > MAX_COMPARISONS:
-            self._forget(next(iter(mine)))
-        if len(self.followed) > MAX_OF_ALL:
-            self._forget(next(iter(self.followed)))
+        self.followed.move_to_end(digest)
         return True
-
-    def _forget(self, digest: str) -> None:
-        key = _key(self.followed.pop(digest).terms)
-        del self._with[key][digest]
-        if not self._with[key]:
-            del self._with[key]
 
 
 def _key(terms: Terms) -> tuple[str, str]:

@@ -94,12 +94,8 @@ class EpisodePool:
         #: who answers the users of the routes behind this server
         self.stages = Stages(append, clock)
         self.stages.job = _terms(job)
-        #: what eval episodes of the run measured
-        self.evaluations = Evaluations(append, self.stages.is_left)
-        #: what is wrong with the training
-        self.watch = TrainingWatch(append, watch or WatchRules())
-        #: what pairs prove of the run's policies
-        self.comparisons = Comparisons(append, on_evidence=self.stages.judged, is_left=self.stages.is_left)
+        self._watch_rules = watch or WatchRules()
+        self._new_evidence("")
 
     # ------------------------------------------------------------------ runs and the engine
 
@@ -132,9 +128,7 @@ class EpisodePool:
         """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
         self._release(reason)
         dropped = self.collection.begin_run(run_id, reason)
-        self.evaluations.begin_run(run_id)
-        self.comparisons.begin_run(run_id)
-        self.watch.begin_run(run_id)
+        self._new_evidence(run_id)
         self.stages.begin_run(run_id, from_step)
         self.stages.job = _terms(job)
         if job != self.job:
@@ -153,11 +147,11 @@ class EpisodePool:
         self.running.add(episodes, groups)
         for episode in self.running.values():
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
-        self.evaluations.restore(recovered.run_id, recovered.evaluations)
-        self.comparisons.restore(recovered.run_id, recovered.pairs, recovered.ratings)
+        self._new_evidence(recovered.run_id)
+        self.evaluations.restore(recovered.evaluations)
+        self.comparisons.restore(recovered.pairs, recovered.ratings)
         self.stages.restore(recovered.run_id, recovered.stages, max((step.step for step in recovered.steps), default=0))
-        results = self.evaluations.results()
-        self.watch.restore(recovered.run_id, recovered.resumed, recovered.steps, results, self.job)
+        self.watch.restore(recovered.resumed, recovered.steps, self.evaluations.results(), self.job)
         self.collection.restore(recovered)
 
     # ------------------------------------------------------------------ claims
@@ -432,6 +426,13 @@ class EpisodePool:
         error = partial(UnavailableError, f"{reason}; claim a new episode", code=DELETED)
         for episode in list(self.running.values()):
             self._free(episode, EpisodeEvent.ENGINE, "engine", error)
+
+    def _new_evidence(self, run_id: str) -> None:
+        """What is known of one run: what its eval episodes measured, what pairs prove of its policies, and what is
+        wrong with its training."""
+        self.evaluations = Evaluations(self._append, self.stages.is_left, run_id)
+        self.comparisons = Comparisons(self._append, run_id, self.stages.judged, self.stages.is_left)
+        self.watch = TrainingWatch(self._append, self._watch_rules, run_id)
 
     def _new_collection(self, run_id: str) -> Collection:
         collection = Collection(self.job, self._client_timeout, self._clock, self._append, run_id)

@@ -34,23 +34,18 @@ class Evaluations:
     Args:
         append: takes rows for the journal.
         is_left: whether the engine has gone back from the weights of a version.
+        run_id: the run.
 
     Attributes:
         sums: of each policy version that was evaluated.
     """
 
-    def __init__(self, append: Callable[..., Any], is_left: Callable[[int], bool]) -> None:
+    def __init__(self, append: Callable[..., Any], is_left: Callable[[int], bool], run_id: str = "") -> None:
         self._append = append
         self._is_left = is_left
-        self._run_id = ""
+        self._run_id = run_id
         self.sums: dict[int, MetricSums] = {}
         self._changed: set[int] = set()
-
-    def begin_run(self, run_id: str) -> None:
-        """Forget what was: another run begins."""
-        self._run_id = run_id
-        self.sums.clear()
-        self._changed.clear()
 
     def forget_above(self, version: int) -> None:
         """The engine went back to ``version``: those above will be other weights when they come again."""
@@ -58,9 +53,8 @@ class Evaluations:
             self.sums = {step: sums for step, sums in self.sums.items() if step <= version}
             self._append(ForgottenEvidenceRow(self._run_id, version))
 
-    def restore(self, run_id: str, rows: Iterable[EvaluationRow]) -> None:
+    def restore(self, rows: Iterable[EvaluationRow]) -> None:
         """Go on after a restart."""
-        self._run_id = run_id
         self.sums = {row.step: MetricSums(row.sums) for row in rows}
 
     def add(self, output: WorkflowOutput, calls: Sequence[tuple[int, int]]) -> None:
@@ -91,36 +85,28 @@ class TrainingWatch:
     Args:
         append: takes rows for the journal.
         rules: limits and actions.
+        run_id: the run.
 
     Attributes:
         alarms: after the latest step.
     """
 
-    def __init__(self, append: Callable[..., Any], rules: WatchRules) -> None:
+    def __init__(self, append: Callable[..., Any], rules: WatchRules, run_id: str = "") -> None:
         self._append = append
         self._rules = rules
         # alarms of their own accord warn alone; what a person asked for is not left out in silence
         self._watched = added("watch") if rules == WatchRules() else required("watch", "watch")
         if self._watched is None:
             logger.warning("nobody watches over the training: the pack of alarms is not installed here")
-        self._run_id = ""
+        self._run_id = run_id
         self._step, self._resumed = 0, 0.0
         self.alarms: list[Alarm] = []
 
-    def begin_run(self, run_id: str) -> None:
-        """Forget what was: another run begins."""
-        self._run_id, self._step, self._resumed, self.alarms = run_id, 0, 0.0, []
-
     def restore(
-        self,
-        run_id: str,
-        resumed: float,
-        steps: Sequence[StepResult],
-        evaluations: Sequence[EvalResult],
-        job: TrainJob,
+        self, resumed: float, steps: Sequence[StepResult], evaluations: Sequence[EvalResult], job: TrainJob
     ) -> None:
         """Go on after a restart; training had been ``resumed`` at that step last, 0: never."""
-        self._run_id, self._resumed = run_id, resumed
+        self._resumed = resumed
         self.look(steps, evaluations, job)
 
     def look(self, steps: Sequence[StepResult], evaluations: Sequence[EvalResult], job: TrainJob) -> list[Alarm]:

@@ -52,8 +52,6 @@ def test_a_pair_counts_once_and_the_newest_challenger_is_shown() -> None:
     chat, other = found.statuses()
     assert (chat.route, chat.challenger, chat.verdict.requests) == ("chat", 3, 1)
     assert (other.route, other.challenger) == ("other", 1)
-    found.begin_run("next")
-    assert found.statuses() == []
 
 
 def test_each_pair_and_each_rating_is_told_and_shown_at_once() -> None:
@@ -67,8 +65,6 @@ def test_each_pair_and_each_rating_is_told_and_shown_at_once() -> None:
     assert [status.verdict.rated for status in found.statuses()] == [(1, 0)]
     assert [evidence.terms for evidence in told] == [terms] * 3
     assert found.of(terms.route, terms.incumbent)
-    found.begin_run("next")
-    assert found.of(terms.route, terms.incumbent) == []
 
 
 @given(
@@ -81,8 +77,8 @@ def test_rows_give_the_same_statuses(made: list[tuple[int, int, float | None]]) 
     found = Comparisons(rows.append, "run")
     for group, challenger, reward in made:
         found.add(pair(f"g{group}", ours=reward, challenger=challenger))
-    again = Comparisons(rows.append, "other")
-    again.restore("run", rows[:])
+    again = Comparisons(rows.append, "run")
+    again.restore(rows[:])
     assert again.statuses() == found.statuses()
 
 
@@ -94,7 +90,7 @@ def test_a_restart_works_out_the_digest_of_equal_terms_once(monkeypatch: pytest.
     worked_out, digest = list[int | None](), vars(Terms)["digest"].fget
     monkeypatch.setattr(Terms, "digest", property(lambda one: worked_out.append(one.challenger) or digest(one)))
     after = Comparisons(rows.append)
-    after.restore("run", rows)
+    after.restore(rows)
     assert worked_out == [0, 1, 2]
     assert after.statuses() == before.statuses()
 
@@ -149,8 +145,8 @@ def test_draws_of_suites_count_once_outlive_a_restart_and_come_again_for_other_w
     comparisons.add(pair("live", suites=("sums@1",)))
     [status] = comparisons.statuses()
     assert status.verdict.suites == {"sums@1": "better"} and len(rows) == 61
-    again = Comparisons(rows.append, "other")
-    again.restore("run", rows[:])
+    again = Comparisons(rows.append, "run")
+    again.restore(rows[:])
     assert again.statuses() == [status]
     again.forget_above(0)
     again.add(drawn)
@@ -235,9 +231,7 @@ def test_ratings_of_a_server_before_whose_rules_had_another_field_still_count() 
 
     rating = SideRating(answer="a", terms=pair("g").terms, side="challenger", rating=1)
     found = Comparisons(lambda _: None)
-    found.restore(
-        "run", [PairRow("run", "g", "older", written(pair("g")))], [RatingRow("run", "a", "older", written(rating))]
-    )
+    found.restore([PairRow("run", "g", "older", written(pair("g")))], [RatingRow("run", "a", "older", written(rating))])
     assert [followed.verdict().rated for followed in found.followed.values()] == [(1, 0)]
 
 

@@ -221,7 +221,7 @@ async def test_held_out_prompts_that_fall_after_a_person_let_training_go_on_paus
     watch.look(steps_of(4, 4, 0, 0, 4), evaluations, TINY)
     assert [(alarm.kind, alarm.since, alarm.pauses) for alarm in watch.alarms] == [("held_out", 4, True)]
     again = TrainingWatch(rows.append, HELD_OUT)
-    again.restore("", rows[-1].step, steps_of(4, 4, 0, 0, 4), evaluations, TINY)
+    again.restore(rows[-1].step, steps_of(4, 4, 0, 0, 4), evaluations, TINY)
     assert again.alarms == watch.alarms
     watch.resume()
     watch.look(steps_of(4, 4, 0, 0, 4, 4), evaluations, TINY)
@@ -238,8 +238,7 @@ async def test_of_steps_that_are_done_again_only_an_alarm_that_goes_on_stays_let
 ) -> None:
     journal = Journal.open(tmp_path / "journal.db")
     journal.append(RunRow("run", dump_job(TINY), False))
-    watch = TrainingWatch(journal.append, HELD_OUT)
-    watch.begin_run("run")
+    watch = TrainingWatch(journal.append, HELD_OUT, "run")
     steps = steps_of(*before)
     watch.look(steps, [], TINY)
     watch.resume()
@@ -250,8 +249,8 @@ async def test_of_steps_that_are_done_again_only_an_alarm_that_goes_on_stays_let
     assert [(each.since, each.pauses) for each in watch.alarms] == [alarm]
     await journal.close()
     journal = Journal.open(tmp_path / "journal.db")
-    restarted = TrainingWatch(journal.append, HELD_OUT)
-    restarted.restore("run", journal.recover().resumed, steps, [], TINY)
+    restarted = TrainingWatch(journal.append, HELD_OUT, "run")
+    restarted.restore(journal.recover().resumed, steps, [], TINY)
     assert restarted.alarms == watch.alarms
     await journal.close()
 
@@ -267,7 +266,7 @@ async def test_an_alarm_that_was_let_go_on_pauses_nothing_once_the_steps_before_
         steps = all_steps[:last][-10:]
         watch.look(steps, [], TINY)
         again = TrainingWatch(rows.append, rules)
-        again.restore("", rows[-1].step if rows else 0, steps, [], TINY)
+        again.restore(rows[-1].step if rows else 0, steps, [], TINY)
         assert again.alarms == watch.alarms
         return [(alarm.since, alarm.pauses) for alarm in watch.alarms]
 
@@ -289,7 +288,7 @@ async def test_a_decline_that_was_let_go_on_pauses_nothing_once_its_first_steps_
         remembered = steps[:last][-150:]
         watch.look(remembered, [], TINY)
         again = TrainingWatch(rows.append, rules)
-        again.restore("", rows[-1].step if rows else 0, remembered, [], TINY)
+        again.restore(rows[-1].step if rows else 0, remembered, [], TINY)
         assert again.alarms == watch.alarms
         if watch.pauses:
             paused.append(last)
@@ -300,7 +299,7 @@ async def test_a_decline_that_was_let_go_on_pauses_nothing_once_its_first_steps_
 
 async def test_a_restart_before_the_first_step_is_no_step_back() -> None:
     rows: list[ResumptionRow] = []
-    TrainingWatch(rows.append, HELD_OUT).restore("run", 0, [], [], TINY)
+    TrainingWatch(rows.append, HELD_OUT).restore(0, [], [], TINY)
     assert not rows
 
 
@@ -308,16 +307,16 @@ async def test_an_alarm_of_held_out_prompts_that_a_restart_shows_at_once_is_let_
     journal = Journal.open(tmp_path / "journal.db")
     journal.append(RunRow("run", dump_job(TINY), False))
     evaluations = evaluated(v0=0.8, v2=0.8, v3=0.2, v4=0.2)
-    watch = TrainingWatch(journal.append, HELD_OUT)
-    watch.restore("run", 0, steps_of(4, 4, 4, 4), evaluations, TINY)
+    watch = TrainingWatch(journal.append, HELD_OUT, "run")
+    watch.restore(0, steps_of(4, 4, 4, 4), evaluations, TINY)
     assert watch.pauses
     watch.resume()
     watch.look(steps_of(4, 4, 4, 4, 4), evaluations, TINY)
     assert [(alarm.since, alarm.pauses) for alarm in watch.alarms] == [(4, False)]
     await journal.close()
     journal = Journal.open(tmp_path / "journal.db")
-    again = TrainingWatch(journal.append, HELD_OUT)
-    again.restore("run", journal.recover().resumed, steps_of(4, 4, 4, 4, 4), evaluations, TINY)
+    again = TrainingWatch(journal.append, HELD_OUT, "run")
+    again.restore(journal.recover().resumed, steps_of(4, 4, 4, 4, 4), evaluations, TINY)
     assert again.alarms == watch.alarms
     # another one that begins with the next step is news
     again.look(steps_of(4, 4, 4, 0, 0), evaluations, TINY)
