@@ -30,8 +30,7 @@ class AuditLog:
 
     async def read(self, request: Request, what: str, about: Mapping[str, Any]) -> None:
         """Log that the caller reads something; a page that looks again and again has a line a minute."""
-        caller: TokenHolder = request.scope["caller"]
-        entry = {"who": caller.name, "sender": sender_of(request), "what": what, "details": dict(about)}
+        entry = _entry(request, what, dict(about))
         if self._reads.due(entry):
             await append_audit(self.path, {**entry, "result": "done"})
 
@@ -42,8 +41,7 @@ class AuditLog:
         """Log the command that the block carries out, ``about`` what, and how it ends; the block adds details to what
         is yielded."""
         details: dict[str, Any] = dict(about)
-        caller: TokenHolder = request.scope["caller"]
-        entry = {"who": caller.name, "sender": sender_of(request), "what": what, "details": details}
+        entry = _entry(request, what, details)
         try:
             yield details
         except SwarmGatewayError as exc:
@@ -53,6 +51,11 @@ class AuditLog:
             await append_audit(self.path, {**entry, "result": f"failed: {type(exc).__name__}: {exc}"})
             raise
         await append_audit(self.path, {**entry, "result": "done"})
+
+
+def _entry(request: Request, what: str, details: dict[str, Any]) -> dict[str, Any]:
+    caller: TokenHolder = request.scope["caller"]
+    return {"who": caller.name, "sender": sender_of(request), "what": what, "details": details}
 
 
 def sender_of(request: Request) -> str:

@@ -242,14 +242,7 @@ class AuthMiddleware:
         await self.app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> TokenHolder:
-        """The caller of a request.
-
-        Raises:
-            AuthenticationError: no known token.
-            ForbiddenError: the token lacks the route's scope.
-            NotFoundError: the path has control characters.
-            RequestError: a foreign page's request without a token.
-        """
+        """The caller of a request; raises an error of ours if it may not come here."""
         path: str = scope["path"]
         caller = self._caller(scope["headers"], scope.get("client"))
         if not caller.may(needed := self._scopes.needed(scope["method"], path)):
@@ -267,16 +260,13 @@ class AuthMiddleware:
     def _caller(self, headers: RawHeaders, peer: tuple[str, int] | None) -> TokenHolder:
         if key := bearer_bytes(headers):
             return self._ring.authenticate(key)
-        if not self._anonymous_may(headers, peer):
+        forwarded = any(name in _FORWARDED for name, _ in headers)
+        allowed = self._ring.empty if self._anonymous is None else self._anonymous
+        if not (allowed and peer is not None and _is_loopback_address(peer[0]) and not forwarded):
             raise AuthenticationError(_NO_TOKEN)
         if (error := foreign(headers, _REMEDY)) is not None:
             raise error
         return ANONYMOUS
-
-    def _anonymous_may(self, headers: RawHeaders, peer: tuple[str, int] | None) -> bool:
-        if self._anonymous is False or (self._anonymous is None and not self._ring.empty):
-            return False
-        return peer is not None and _is_loopback_address(peer[0]) and not any(name in _FORWARDED for name, _ in headers)
 
 
 def check_exposure(config: ServerConfig) -> None:
