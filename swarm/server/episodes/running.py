@@ -101,7 +101,7 @@ class RunningEpisodes:
         """Start all episodes of ``wish``."""
         now, wall = self._clock(), time.time()
         group_key = new_key() if wish.as_group else ""
-        group_uuid = group_uuid_of(group_key) if wish.as_group else ""
+        group_uuid = group_uuid_of(group_key) if group_key else ""
         state = next_episode(EpisodeState.REGISTERED, EpisodeEvent.CLAIM)
         episodes: list[LiveEpisode] = []
         claims: list[EpisodeKey] = []
@@ -124,10 +124,8 @@ class RunningEpisodes:
             kept = key if wish.claim_key else ""
             episodes.append(LiveEpisode(claim, now, now + wish.max_seconds, [claim.key_digest], kept, state))
             claims.append(EpisodeKey(claim.episode_uuid, key))
-        groups: list[LiveGroup] = []
-        if wish.as_group:
-            groups.append(LiveGroup(tuple(episodes), [group_uuid], group_key if wish.claim_key else ""))
-        self.add(episodes, groups)
+        group = LiveGroup(tuple(episodes), [group_uuid], group_key if wish.claim_key else "")
+        self.add(episodes, [group] if wish.as_group else [])
         self._append(*(episode.claim for episode in episodes))
         return Grant(tuple(claims), group_uuid, group_key)
 
@@ -155,7 +153,6 @@ class RunningEpisodes:
 
     def grant_again(self, episode_uuids: Sequence[str], *, as_group: bool) -> Grant:
         """What an earlier claim got, with keys that open the episodes that still run."""
-        added: list[KeyRow] = []
         claims: list[EpisodeKey] = []
         for episode_uuid in episode_uuids:
             episode = self._episodes.get(episode_uuid)
@@ -163,20 +160,15 @@ class RunningEpisodes:
                 # only the digest of the first key survived the restart
                 episode.key = new_key()
                 episode.key_digests.append(digest(episode.key))
-                added.append(KeyRow(episode_uuid, episode.key_digests[-1]))
+                self._append(KeyRow(episode_uuid, episode.key_digests[-1]))
             claims.append(EpisodeKey(episode_uuid, episode.key if episode is not None else new_key()))
-        if added:
-            self._append(*added)
         if not as_group:
             return Grant(tuple(claims))
         first = self._episodes.get(episode_uuids[0])
         group = first.group if first is not None else None
-        if group is None or not group.uuids:
-            key = new_key()
-        elif group.key:
-            key = group.key
-        else:
-            key = group.key = new_key()
+        key = (group.key if group is not None else "") or new_key()
+        if group is not None and group.uuids and not group.key:
+            group.key = key
             group.uuids.append(group_uuid_of(key))
             self._groups[group.uuids[-1]] = group
         return Grant(tuple(claims), group_uuid_of(key), key)
