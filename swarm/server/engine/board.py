@@ -153,9 +153,8 @@ class EngineBoard:
 
     def serve(self, message: RolloutReady) -> None:
         """vLLM serves as ``message`` says."""
-        addresses = tuple(message.addresses)
-        version = message.policy_version
-        self._served = Served(addresses, message.model, version, self._engine_gone, message.stays_awake)
+        addresses, gone = tuple(message.addresses), self._engine_gone
+        self._served = Served(addresses, message.model, message.policy_version, gone, message.stays_awake)
         self.states = self.states._replace(always=message.serving == "always")
 
     def serve_version(self, policy_version: int, sampled: Sampled | None) -> None:

@@ -170,13 +170,9 @@ class TrainingRun:
     def _go_back(self, job: TrainJob, step: int) -> None:
         # of a step that was done twice, the later one led to what was saved
         steps = {done.step: done for done in self.steps if done.step <= step}
-        sums = {
-            version: sums_of_version.dump()
-            for version, sums_of_version in self.pool.evaluations.sums.items()
-            if version <= step
-        }
+        measured = self.pool.evaluations.sums
         self._begin(job, f"the run went back to step {step}", step)
-        evaluations = [EvaluationRow(self.run_id, version, measured) for version, measured in sums.items()]
+        evaluations = [EvaluationRow(self.run_id, at, sums.dump()) for at, sums in measured.items() if at <= step]
         self.pool.evaluations.restore(evaluations)
         self.steps.extend(steps[number] for number in sorted(steps))
         self.journal.append(*(StepRow(self.run_id, done) for done in self.steps), *evaluations)

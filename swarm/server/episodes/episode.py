@@ -82,10 +82,6 @@ class LiveEpisode:
         """When the episode is taken back: after its idle timeout (not while a call is in flight), or at its cap."""
         return self.cap if self.in_flight else min(self.cap, self.last_active + self.claim.idle_timeout)
 
-    def opens(self, key_digest: bytes) -> bool:
-        """Whether the key with this digest is one of the episode's."""
-        return is_one_of(key_digest, self.key_digests)
-
     def finish_calls(self, error: Callable[[], SwarmGatewayError]) -> None:
         """End the calls in flight because the episode is over; ``error`` creates the error that each of them gets."""
         self.key_digests.clear()

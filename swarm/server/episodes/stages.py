@@ -122,8 +122,7 @@ class Stages:
             key, rules = (followed.route, followed.incumbent), followed.rules
             stage = self.pointers.get(key)
             if stage is None:
-                self._make_room()
-                if len(self.pointers) >= MAX_STAGES:
+                if len(self.pointers) >= MAX_STAGES and not self._make_room():
                     raise RequestError(f"this server has the stages of {MAX_STAGES} routes already")
                 version = followed.incumbent_version
                 if not may_hold:
@@ -338,18 +337,16 @@ class Stages:
                 why = f"version {latest[stage.route]} became the incumbent"
                 self._set(stage.moved(stage.rules.first, self._wall(), SERVER, why))
 
-    def _make_room(self) -> None:
-        """Where there is no room for another stage, those of versions go that were incumbents once and are followed no
-        more, the first ones first, unless a person holds their challengers; what moved them stays in the journal."""
+    def _make_room(self) -> bool:
+        """Let the first stage go of a version that was an incumbent once and is followed no more, unless a person holds
+        its challenger; what moved it stays in the journal. Whether there was one."""
         followed = self._followed_now
-        before = [
-            key
-            for key, stage in self.pointers.items()
-            if stage.incumbent_version and not stage.pinned and key not in followed
-        ]
-        for key in before[: max(0, len(self.pointers) + 1 - MAX_STAGES)]:
-            del self.pointers[key]
-            self._followed.pop(key, None)
+        for key, stage in self.pointers.items():
+            if stage.incumbent_version and not stage.pinned and key not in followed:
+                del self.pointers[key]
+                self._followed.pop(key, None)
+                return True
+        return False
 
     def _is_succeeded(self, stage: ServingStage) -> bool:
         """Whether some gateways have its challenger as their incumbent, while others stay with the incumbent before."""
