@@ -139,16 +139,13 @@ class Supervisor:
                         controller.engine.died(reason, wrong_config=wrong_config, cause=cause)
                     controller.offline(f"{reason}; its processes are being ended", process.last_lines())
                     await self._end(link, process)
-                    if goodbye.done() and goodbye.result().error and not asked_for:
-                        controller.engine_failed(goodbye.result().error)
+                    if last is not None and last.error and not asked_for:
+                        controller.engine_failed(last.error)
                     # what it wrote while it went down may hold the cause
                     lines = [] if asked_for else process.last_lines()
         except (OSError, UnavailableError) as exc:
             reason = f"the engine could not be started: {exc}"
             no_room = isinstance(exc, UnavailableError) or exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        except asyncio.CancelledError:
-            reason = "the swarm server was shut down"
-            raise
         except Exception as exc:
             logger.exception("the engine's supervision failed")
             reason = f"internal error while supervising the engine: {type(exc).__name__}: {exc}"
@@ -156,10 +153,9 @@ class Supervisor:
             self._run = None
             if not started.done():
                 controller.engine.died(reason, counts=not no_room)
+                started.set_exception(EngineError(reason))
             controller.offline(reason, lines)
             self._history.end(reason)
-            if not started.done():
-                started.set_exception(EngineError(reason))
 
     async def _end(self, link: EngineLink, process: EngineProcess) -> None:
         hearing = asyncio.create_task(self._hear_out(link), name="engine-last-words")
