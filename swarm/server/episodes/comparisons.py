@@ -48,16 +48,18 @@ class Comparisons:
         #: the comparison of each
         self._groups = Latest[str, str](MAX_GROUPS)
         self.followed: OrderedDict[str, PairedEvidence] = OrderedDict()
+        #: those with each incumbent of a route, in the same order
+        self._with: dict[tuple[str, str], OrderedDict[str, PairedEvidence]] = {}
 
     def of(self, route: str, incumbent: str) -> list[PairedEvidence]:
         """Those with one incumbent of a route, the one that got the last pair at the end."""
-        return [followed for followed in self.followed.values() if _key(followed.terms) == (route, incumbent)]
+        return list(self._with.get((route, incumbent), {}).values())
 
     def forget_above(self, version: int) -> None:
         """The engine went back to ``version``: those above will be other weights when they come again."""
         above = {name for name, followed in self.followed.items() if _version(followed.terms) > version}
         for digest in above:
-            del self.followed[digest]
+            self._forget(digest)
         # a draw of a suite comes again under the same name
         for group in [group for group, digest in self._groups.items() if digest in above]:
             del self._groups[group]
@@ -114,16 +116,23 @@ class Comparisons:
         if pair.group_id in self._groups:
             return False
         self._groups[pair.group_id] = digest
+        mine = self._with.setdefault(_key(pair.terms), OrderedDict())
         if digest not in self.followed:
-            same = [name for name, followed in self.followed.items() if _key(followed.terms) == _key(pair.terms)]
-            if len(same) >= MAX_COMPARISONS:
-                del self.followed[same[0]]
-            if len(self.followed) >= MAX_OF_ALL:
-                self.followed.popitem(last=False)
-            self.followed[digest] = PairedEvidence(pair.terms)
+            self.followed[digest] = mine[digest] = PairedEvidence(pair.terms)
         self.followed[digest].add(pair)
-        self.followed.move_to_end(digest)
+        for names in (self.followed, mine):
+            names.move_to_end(digest)
+        if len(mine) > MAX_COMPARISONS:
+            self._forget(next(iter(mine)))
+        if len(self.followed) > MAX_OF_ALL:
+            self._forget(next(iter(self.followed)))
         return True
+
+    def _forget(self, digest: str) -> None:
+        key = _key(self.followed.pop(digest).terms)
+        del self._with[key][digest]
+        if not self._with[key]:
+            del self._with[key]
 
 
 def _key(terms: Terms) -> tuple[str, str]:
