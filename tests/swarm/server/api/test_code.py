@@ -18,7 +18,7 @@ from swarm.credentials import TokenFile
 from swarm.job import TrainJob, dump_job
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
-from swarm.server.engine.snapshots import Sent, Snapshots, Stored
+from swarm.server.engine.snapshots import Snapshots, Stored
 from swarm.states import EngineState
 from tests.standins.vllm import listening as serving
 from tests.swarm.code_snapshots.making import zipped
@@ -122,9 +122,9 @@ async def test_only_while_the_engine_is_offline(
         await client.post("/sync_train_config", json={"yaml_as_string": "model: tiny"})
         add = Snapshots.add
 
-        def add_while_it_boots(self: Snapshots, archive: bytes, sent: Sent) -> Stored:
+        def add_while_it_boots(self: Snapshots, archive: bytes, **sent: str) -> Stored:
             loop.call_soon_threadsafe(app.state.controller.boot)
-            return add(self, archive, sent)
+            return add(self, archive, **sent)
 
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(Snapshots, "add", add_while_it_boots)
