@@ -1,7 +1,4 @@
-"""The HTTP wire of the engine's control: its job, its code, its starts; one model per body and answer.
-
-Invariant: as of :mod:`swarm.protocol`: requests ignore unknown fields, answers are exact.
-"""
+"""The HTTP wire of the engine's control: its job, its code, its starts; shaped as in :mod:`swarm.protocol`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What the swarm server says of itself, to monitors and clients: its engine, its pool, who runs what, its log; and
-of saved weights, what they were trained on.
-
-Requests ignore unknown fields (other clients send more than we read); our answers are exact.
+of saved weights, what they were trained on; shaped as in :mod:`swarm.protocol`.
 """
 
 from __future__ import annotations

@@ -281,11 +281,7 @@ class MeteredJournal(Journal):
 
 
 class VerboseLog:
-    """The latest lines that a trainer or an operator pushed, oldest first.
-
-    Args:
-        wall: Unix seconds.
-    """
+    """The latest lines that a trainer or an operator pushed, oldest first."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall

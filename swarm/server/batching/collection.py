@@ -31,11 +31,8 @@ class Collection:
     """Finished episodes and clients of one job.
 
     Args:
-        job: sizes, collection method, staleness and cache bounds come from it.
         client_timeout: seconds without a sign of life after which nobody waits for a client; only time in which the
             engine rolls counts, see :meth:`follow`.
-        clock: seconds, monotonic; all times here are on it.
-        append: takes rows for the journal.
         run_id: the run that the counts are of.
 
     Attributes:

@@ -76,7 +76,6 @@ class WaitingGroups:
     """Finished episodes by task.
 
     Args:
-        job: ``max_staleness`` comes from it.
         shares: learns which clients' episodes wait.
         most_open: open groups, beyond which the first goes that has losses only.
 

@@ -21,12 +21,7 @@ _SECONDS = 60.0
 
 
 class Resolver:
-    """Resolves jobs.
-
-    Args:
-        run_dir: of the server.
-        command: the engine's, without a job.
-    """
+    """Resolves jobs for the engine of ``command``."""
 
     def __init__(self, run_dir: Path, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self._run_dir = run_dir.resolve()

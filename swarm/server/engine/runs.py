@@ -34,9 +34,6 @@ MAX_STEPS = 1000
 class TrainingRun:
     """The current run; there is none until a job was synced. :meth:`open` comes before everything else.
 
-    Args:
-        client_timeout, watch: see :class:`EpisodePool`.
-
     Attributes:
         run_id: empty before the first.
         steps: the recent ones.

@@ -52,11 +52,7 @@ class WaitingClaim:
 
 
 class ClaimQueue:
-    """The queue of one server.
-
-    Args:
-        pool: the pool, once there is a job.
-    """
+    """The queue of one server; ``pool`` gives the pool once there is a job."""
 
     def __init__(self, pool: Callable[[], EpisodePool | None]) -> None:
         self._pool = pool

@@ -26,8 +26,6 @@ class Comparisons:
     """The comparisons of one run; another run has others, for its weights are others.
 
     Args:
-        append: takes rows for the journal.
-        run_id: the run.
         on_evidence: told of the comparison of each new pair and rating.
         is_left: whether the engine has gone back from the weights of a version.
 

@@ -65,7 +65,6 @@ class EpisodePool:
     """Episodes of one server, under one job at a time.
 
     Args:
-        job: sizes and the collection method come from it.
         append: takes rows (:mod:`swarm.server.journal.rows`) for the journal; never blocks. Those of one turn of the
             event loop reach the disk together, or none of them.
         client_timeout: seconds without a sign of life after which nobody waits for a client.

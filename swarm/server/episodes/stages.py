@@ -34,11 +34,6 @@ Key = tuple[str, str]
 class Stages:
     """The pointers of one run.
 
-    Args:
-        append: takes rows for the journal.
-        clock: seconds, monotonic.
-        wall: Unix seconds.
-
     Attributes:
         pointers: by route and incumbent.
         changes: another, larger number after each change, also than those of earlier servers.

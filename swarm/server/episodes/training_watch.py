@@ -29,12 +29,7 @@ MAX_VERSIONS = 1000
 
 
 class Evaluations:
-    """The evaluations of one run.
-
-    Args:
-        append: takes rows for the journal.
-        is_left: whether the engine has gone back from the weights of a version.
-        run_id: the run.
+    """The evaluations of one run; ``is_left`` says whether the engine has gone back from the weights of a version.
 
     Attributes:
         sums: of each policy version that was evaluated.
@@ -80,16 +75,7 @@ class Evaluations:
 
 
 class TrainingWatch:
-    """The alarms of one run.
-
-    Args:
-        append: takes rows for the journal.
-        rules: limits and actions.
-        run_id: the run.
-
-    Attributes:
-        alarms: after the latest step.
-    """
+    """The alarms of one run; ``alarms`` are those after its latest step."""
 
     def __init__(self, append: Callable[..., Any], rules: WatchRules, run_id: str = "") -> None:
         self._append = append
