@@ -11,12 +11,9 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-from pydantic import ConfigDict
 
 from swarm.client import SwarmClient
 from swarm.client.training import TrainOptions, begin_training
@@ -24,39 +21,24 @@ from swarm.client.training_options import Evaluation
 from swarm.client.workflow import find_workflow
 from swarm.data import epochs_of, located, read_tasks
 from swarm.errors import ConfigError
+from swarm.research.study import Study
 from swarm.types import Model, Task
 
 #: Episodes of an evaluation that run at once.
 _MOST = 32
 
 
-class TrainOrder(Model):
-    """The settings of the ``train`` process; ``folder`` holds its code, and relative paths start there."""
+class EpisodeOrder(Model):
+    """What both processes get: ``folder`` holds the code, and relative paths start there; ``settings``, ``seed`` and
+    ``shuffle`` are of the run that is trained."""
 
-    # settings may hold an infinity
-    model_config = ConfigDict(ser_json_inf_nan="constants")
-
+    study: Study
     server: str
     token: str | None
     folder: str
-    workflow: str
     settings: dict[str, Any]
-    tasks: str
     seed: int
-    every_steps: int
     shuffle: bool
-
-
-class EvaluateOrder(Model):
-    """The settings of the ``evaluate`` process."""
-
-    server: str
-    token: str | None
-    folder: str
-    workflow: str
-    tasks: str
-    samples: int
-    metric: str
 
 
 class Wires:
@@ -85,7 +67,7 @@ class Wires:
         os._exit(3)
 
 
-def train(order: TrainOrder, wires: Wires) -> None:
+def train(order: EpisodeOrder, wires: Wires) -> None:
     """Train until the job's last step; before each evaluation tell so, and wait."""
 
     def due() -> list[Task]:
@@ -94,24 +76,27 @@ def train(order: TrainOrder, wires: Wires) -> None:
         wires.wait()
         return []
 
-    execute = find_workflow(order.workflow, order.settings)
+    execute = find_workflow(order.study.workflow, order.settings)
     with SwarmClient(order.server, token=order.token) as client:
         status = client.status()
         assert status.job is not None, "the engine was started with one"
-        source = located(order.tasks, Path(order.folder))
+        source = located(order.study.tasks, Path(order.folder))
         # a run that goes on does not begin its tasks anew
         done = status.engine.global_step * status.job.batch_size
         tasks = itertools.islice(epochs_of(source, order.seed), done, None)
-        options = TrainOptions(evaluation=Evaluation(due, order.every_steps), shuffle_rewards=order.shuffle)
+        options = TrainOptions(
+            evaluation=Evaluation(due, order.study.evaluator.every_steps), shuffle_rewards=order.shuffle
+        )
         begin_training(tasks, client, execute, options).result()
 
 
-def evaluate(order: EvaluateOrder, wires: Wires) -> None:
+def evaluate(order: EpisodeOrder, wires: Wires) -> None:
     """Tell the score of each held-out task: the mean over its episodes."""
-    execute = find_workflow(order.workflow)
-    tasks = list(read_tasks(located(order.tasks, Path(order.folder))))
+    evaluator = order.study.evaluator
+    execute = find_workflow(evaluator.workflow)
+    tasks = list(read_tasks(located(evaluator.tasks, Path(order.folder))))
     if not tasks:
-        raise ConfigError(f"{order.tasks} holds no task")
+        raise ConfigError(f"{evaluator.tasks} holds no task")
 
     with SwarmClient(order.server, token=order.token) as client:
 
@@ -119,37 +104,32 @@ def evaluate(order: EvaluateOrder, wires: Wires) -> None:
             uuid, api = client.begin_episode(episode_type="eval")
             output = execute(task, api)
             client.end_episode(task, uuid, output)
-            if order.metric == "reward":
+            if evaluator.metric == "reward":
                 return output.reward
-            if order.metric not in output.log_metrics:
-                raise ConfigError(f"{order.workflow} logs no {order.metric!r}")
-            return output.log_metrics[order.metric]
+            if evaluator.metric not in output.log_metrics:
+                raise ConfigError(f"{evaluator.workflow} logs no {evaluator.metric!r}")
+            return output.log_metrics[evaluator.metric]
 
-        wanted = [task for task in tasks for _ in range(order.samples)]
+        wanted = [task for task in tasks for _ in range(evaluator.samples)]
         values = client.run_episodes_until_all_complete(wanted, score, min(_MOST, len(wanted)))
     measured = [value for value in values if value is not None]
     if len(measured) < len(wanted):
         raise ConfigError(f"{len(wanted) - len(measured)} of {len(wanted)} evaluation episodes failed")
-    wires.tell(scores=[fmean(measured[at : at + order.samples]) for at in range(0, len(measured), order.samples)])
+    samples = evaluator.samples
+    wires.tell(scores=[fmean(measured[at : at + samples]) for at in range(0, len(measured), samples)])
 
 
 def main(what: str) -> None:
     wires = Wires()
-    parse, work = _WORK[what]
-    order = parse(wires.order)
+    order = EpisodeOrder.model_validate_json(wires.order)
     sys.path.insert(0, order.folder)
     try:
-        work(order, wires)
+        (train if what == "train" else evaluate)(order, wires)
     except Exception as exc:
         first = exc.exceptions[0] if isinstance(exc, ExceptionGroup) else exc
         wires.tell(failed=f"{type(first).__name__}: {first}")
         raise
 
-
-_WORK: dict[str, tuple[Callable[[str], Any], Callable[[Any, Wires], None]]] = {
-    "train": (TrainOrder.model_validate_json, train),
-    "evaluate": (EvaluateOrder.model_validate_json, evaluate),
-}
 
 if __name__ == "__main__":
     main(sys.argv[1])

@@ -22,13 +22,13 @@ from typing import IO, Any
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.wire import without_token
 from swarm.concurrency import kill_group
-from swarm.errors import AuthenticationError, EngineError, ForbiddenError, SwarmGatewayError, UnavailableError
+from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.importer import python_path
 from swarm.job import TrainJob
 from swarm.measures import REWARD
 from swarm.research import trees
 from swarm.research.decisions import RunEnding, is_due, trouble
-from swarm.research.episode_process import EvaluateOrder, TrainOrder
+from swarm.research.episode_process import EpisodeOrder
 from swarm.research.ledger import Run, State
 from swarm.research.study import Study
 from swarm.states import EngineState
@@ -36,8 +36,6 @@ from swarm.status import ServerStatus
 
 #: Tries of one evaluation; each of its episodes has three of its own.
 EVALUATIONS = 3
-#: Starts of an engine for one attempt, where its server was started again while it booted.
-_STARTS = 3
 #: How long a server may be away: it is started again, or the line to it is down.
 _AWAY_SECONDS = 60.0
 _TICK = 0.5
@@ -142,70 +140,35 @@ class Lab:
             )
         if offline and order.measured:
             raise RunFailedError("its engine is gone, and its weights with it")
-        fresh = offline or status.job is None or status.job.experiment != order.name
-        if fresh:
+        if offline or status.job is None or status.job.experiment != order.name:
             self._tell(order, "starts an engine")
             if not offline:
                 client.stop_engine()
                 client.wait_for_state(EngineState.OFFLINE, wait_seconds=_STOP_SECONDS)
-            self._start(client, order)
+            if packages := self._study.sync_packages:
+                code = trees.packed(order.tree, packages)
+                client.sync_train_code(code, revision=order.tree.digest[:12], message=f"run {order.name}")
+            client.sync_train_config(order.job)
+            client.start_engine(wait=False)
         else:
             self._tell(order, f"goes on at step {status.engine.global_step}")
-        return self._booted(client, order, stopping, _STARTS if fresh else 1)
-
-    def _start(self, client: SwarmClient, order: Order) -> None:
-        if packages := self._study.sync_packages:
-            code = trees.packed(order.tree, packages)
-            client.sync_train_code(code, revision=order.tree.digest[:12], message=f"run {order.name}")
-        client.sync_train_config(order.job)
-        client.start_engine(wait=False)
-
-    def _booted(self, client: SwarmClient, order: Order, stopping: threading.Event, starts: int) -> bool:
-        """Wait until the engine rolls; if its server was started again meanwhile, start it again, up to ``starts``
-        times in all: nothing was trained yet."""
-        answered = time.monotonic()
-        deadline = answered + self._study.boot_seconds
+        deadline = time.monotonic() + self._study.boot_seconds
         while not stopping.is_set():
-            try:
-                client.wait_for_state(EngineState.ROLLING, wait_seconds=_TICK)
+            if _alive(client, stopping).engine.engine_status is EngineState.ROLLING:
                 return True
-            except EngineError as exc:
-                answered = time.monotonic()
-                # a server that saw the engine die says so
-                if client.status().engine_failure is not None or starts == 1:
-                    raise RunFailedError(f"the engine did not start: {exc.message}") from exc
-                starts -= 1
-                self._tell(order, "starts the engine again: its server was started again")
-                self._start(client, order)
-            except UnavailableError as exc:
-                now = time.monotonic()
-                answered = now if exc.code == "not_ready" else answered
-                if now > answered + _AWAY_SECONDS:
-                    raise  # the server is gone
-                if now > deadline:
-                    raise RunFailedError(exc.message) from exc
+            if time.monotonic() > deadline:
+                raise RunFailedError(f"its engine does not roll after {self._study.boot_seconds:g} s")
+            stopping.wait(_TICK)
         return False
 
     def _train(self, client: SwarmClient, server: str, order: Order, stopping: threading.Event) -> RunEnding | None:
         study = self._study
-        train_order = TrainOrder(
-            server=server,
-            token=self._token,
-            folder=str(order.tree.folder),
-            workflow=study.workflow,
-            settings=order.settings,
-            tasks=study.tasks,
-            seed=order.job.seed,
-            every_steps=study.evaluator.every_steps,
-            shuffle=order.shuffle,
-        )
         measured = set(order.measured)
         step, moved = -1, time.monotonic()
-        with StudyProcess("train", train_order.model_dump_json(), self._logs / f"{order.name}.log") as child:
+        with self._process("train", server, order, order.tree) as child:
             while not stopping.is_set():
                 line = child.next(_TICK)
-                status = _status(client, stopping)
-                _check_alive(status)
+                status = _alive(client, stopping)
                 if status.engine.global_step != step or line:
                     step, moved = status.engine.global_step, time.monotonic()
                     order.on_step(step)
@@ -247,7 +210,7 @@ class Lab:
             if "scores" in outcome:
                 return outcome["scores"]
             # an engine that died is no fault of the evaluator
-            _check_alive(_status(client, stopping))
+            _alive(client, stopping)
             why = f"the evaluation failed {attempt} times: {outcome.get('failed', 'it ended')}"
             self._tell(order, why)
         return RunEnding("failed", why)
@@ -260,47 +223,53 @@ class Lab:
         # a fresh copy for each evaluation, without bytecode: nothing that an experiment left there is imported
         tree = trees.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
         self._tell(order, "evaluates")
-        evaluate_order = EvaluateOrder(
-            server=server,
-            token=self._token,
-            folder=str(tree.folder),
-            workflow=evaluator.workflow,
-            tasks=evaluator.tasks,
-            samples=evaluator.samples,
-            metric=evaluator.metric,
-        )
         deadline = time.monotonic() + evaluator.seconds
-        with StudyProcess("evaluate", evaluate_order.model_dump_json(), self._logs / f"{order.name}.log") as child:
+        with self._process("evaluate", server, order, tree) as child:
             while not stopping.is_set():
                 if (line := child.next(_TICK)) is not None:
                     return line
-                _check_alive(_status(client, stopping))
+                _alive(client, stopping)
                 if time.monotonic() > deadline:
                     raise RunFailedError(f"the evaluation took longer than {evaluator.seconds:g} s")
         return None
+
+    def _process(self, what: str, server: str, order: Order, tree: trees.Tree) -> StudyProcess:
+        episodes = EpisodeOrder(
+            study=self._study,
+            server=server,
+            token=self._token,
+            folder=str(tree.folder),
+            settings=order.settings,
+            seed=order.job.seed,
+            shuffle=order.shuffle,
+        )
+        # of Python's own, which writes an infinity too
+        return StudyProcess(what, json.dumps(episodes.model_dump()), self._logs / f"{order.name}.log")
 
     def _tell(self, order: Order, words: str) -> None:
         self._on_event("doing", {"run": order.run.name, "words": words})
 
 
-def _status(client: SwarmClient, stopping: threading.Event) -> ServerStatus:
-    """The status of the server; one that is away has its time to come back, unless ``stopping`` comes.
+def _alive(client: SwarmClient, stopping: threading.Event) -> ServerStatus:
+    """The status of the server, whose engine is not OFFLINE; a server that is away has its time to come back, unless
+    ``stopping`` comes.
 
     Raises:
-        UnavailableError: it is still away.
+        RunFailedError: the engine died.
+        UnavailableError: the server is still away.
     """
     deadline = time.monotonic() + _AWAY_SECONDS
     while True:
         try:
-            return client.status()
+            status = client.status()
         except UnavailableError:
             if stopping.is_set() or time.monotonic() > deadline:
                 raise
-
-
-def _check_alive(status: ServerStatus) -> None:
-    if status.engine.engine_status is EngineState.OFFLINE:
-        raise RunFailedError(f"the engine died: {status.engine.engine_status_detail}")
+        else:
+            if status.engine.engine_status is EngineState.OFFLINE:
+                words = [f"the engine died: {status.engine.engine_status_detail}", *status.last_lines]
+                raise RunFailedError("\n".join(words))
+            return status
 
 
 class StudyProcess:
@@ -359,11 +328,7 @@ class StudyProcess:
     def __exit__(self, *exc: object) -> None:
         # with all that it started
         kill_group(self._process.pid)
-        self._process.wait()
         self._reader.join()
-        for stream in (self._in, self._process.stdout):
-            try:
-                assert stream is not None
-                stream.close()
-            except OSError:
-                pass
+        # what it never read cannot be flushed
+        with contextlib.suppress(OSError), self._process:
+            pass

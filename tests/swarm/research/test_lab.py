@@ -93,7 +93,7 @@ def test_code_is_synced_an_evaluation_is_made_again_and_hours_end_a_study(tmp_pa
     assert zipfile.ZipFile(io.BytesIO(sent)).namelist() == ["agent.py"], "neither evaluator nor held-out tasks"
 
 
-def test_a_server_that_is_started_again_while_an_engine_boots_costs_no_attempt(tmp_path: Path) -> None:
+def test_a_run_whose_server_is_started_again_while_its_engine_boots_is_begun_again(tmp_path: Path) -> None:
     place, boots, killed = tmp_path / "server", threading.Event(), threading.Event()
     [port] = free_ports(1)
     place.mkdir()
@@ -113,7 +113,7 @@ def test_a_server_that_is_started_again_while_an_engine_boots_costs_no_attempt(t
         killed.set()
         with server(place, port):
             base = running.result(120).runs["base"]
-    assert (base.attempt, base.outcome) == (1, "done")
+    assert (base.attempt, base.outcome) == (2, "done")
     assert [one["step"] for one in told(place / "steps.jsonl")] == [0, 0, 1, 2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import date
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.research.episode_process import TrainOrder
-from swarm.research.study import read_study
+from swarm.research.episode_process import EpisodeOrder
+from swarm.research.study import read_study, rehearsal
 from tests.swarm.research.making import folder_of, study_of
 
 #: as YAML reads it
@@ -77,16 +78,7 @@ def test_a_delta_is_of_the_job_of_verl_and_of_the_workflow() -> None:
 
 
 def test_the_process_that_trains_has_the_settings_of_the_study() -> None:
-    _, settings = study_of(settings={"cap": math.inf, "weight": [0.0, 1, None]}).with_delta({})
-    order = TrainOrder(
-        server="",
-        token=None,
-        folder="",
-        workflow="a:b",
-        settings=settings,
-        tasks="",
-        seed=0,
-        every_steps=1,
-        shuffle=False,
-    )
-    assert TrainOrder.model_validate_json(order.model_dump_json()) == order
+    study = rehearsal(study_of(settings={"cap": math.inf, "weight": [0.0, 1, None]}))
+    _, settings = study.with_delta({})
+    order = EpisodeOrder(study=study, server="", token=None, folder="", settings=settings, seed=0, shuffle=False)
+    assert EpisodeOrder.model_validate_json(json.dumps(order.model_dump())) == order
