@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -35,29 +34,21 @@ class RunEnding(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True)
-class ClaimRun:
-    """Run this one."""
-
-    run: Run
-
-
-@dataclass(frozen=True)
-class Propose:
+class Propose(NamedTuple):
     """Ask the proposer for an experiment of this name."""
 
     experiment: str
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """Write this event."""
 
     event: str
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    values: dict[str, Any]
 
 
-Action = ClaimRun | Propose | Record
+#: A run is to be done.
+Action = Run | Propose | Record
 
 
 def gain(study: Study, state: State, run: str, step: int, confidence: float) -> Interval | None:
@@ -138,9 +129,9 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
         return None
     for name in state.open_runs():
         if name not in busy:
-            return ClaimRun(Run.named(name))
+            return Run.named(name)
     if BASE not in state.runs:
-        return ClaimRun(Run(BASE))
+        return Run(BASE)
     if BASE in busy:
         return None
     base = state.runs[BASE]
@@ -151,7 +142,7 @@ def next_action(study: Study, state: State, busy: frozenset[str] = frozenset()) 
     if not _lacks(study, state, 0):
         for run in confirmation(study, state.chosen):
             if run.name not in state.runs:
-                return ClaimRun(run)
+                return run
     if busy:
         return None
     for experiment in state.experiments.values():
@@ -170,7 +161,7 @@ def _explore(study: Study, state: State, busy: bool) -> Action | None:
         if not experiment.refused and experiment.name not in state.runs
     ]
     if waiting and not _lacks(study, state, study.reserved_runs):
-        return ClaimRun(Run(waiting[0]))
+        return Run(waiting[0])
     if state.exhausted is None:
         if why := _explored(study, state):
             return Record("exhausted", {"why": why})

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, JsonValue, ValidationError
 
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.importer import SourceFolder, load_attribute, python_path
@@ -32,8 +32,12 @@ _SHOWN = 500
 class Proposal(Model):
     """What a proposer answers; an answer without ``set`` and ``patch`` says that it has no more, and why."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     hypothesis: str = Field(default="", max_length=10_000)
-    set: dict[str, Any] = Field(default={}, description="a config delta: fields of the job, verl's keys, settings.NAME")
+    set: dict[str, JsonValue] = Field(
+        default={}, description="a config delta: fields of the job, verl's keys, settings.NAME"
+    )
     patch: str = Field(default="", max_length=1_000_000, description="unified diff as of `git diff`")
     done: str = ""
 
@@ -61,15 +65,18 @@ def propose(study: Study, folder: Path, code: Path, state: State) -> Proposal:
         ConfigError: optuna is needed and is not installed.
     """
     match study.proposer:
+        case Random(count=count) if len(state.experiments) >= count:
+            return Proposal(done=f"{count} draws are done")
         case Halving() as halving:
-            return _with_optuna(halving, study, state)
+            optuna = _optuna()
+            replayed, _ = _replayed(optuna, halving, study, state)
+            trial = replayed.ask(_distributions(optuna, halving))
+            return _of({key: _chosen(halving, key, value) for key, value in trial.params.items()})
         case Grid() as grid:
             rows = itertools.product(*grid.space.values())
             row = next(itertools.islice(rows, len(state.experiments), None), None)
             return Proposal(done="the grid is done") if row is None else _of(dict(zip(grid.space, row, strict=True)))
         case Random() as drawn:
-            if len(state.experiments) >= drawn.count:
-                return Proposal(done=f"{drawn.count} draws are done")
             draw = random.Random(f"{study.seed}/{len(state.experiments)}")
             return _of({key: _drawn(draw, values) for key, values in drawn.space.items()})
         case Function() as proposer:
@@ -131,13 +138,9 @@ def _drawn(draw: random.Random, values: list[Any] | Range) -> Any:
 
 def _parsed(answer: object, whose: str) -> Proposal:
     try:
-        proposal = Proposal() if answer is None else Proposal.model_validate(answer)
-        json.dumps(proposal.set, allow_nan=False)
+        return Proposal.model_validate({} if answer is None else answer)
     except ValidationError as exc:
         raise ProposerError(describe_validation(exc, whose, Proposal).message) from exc
-    except (TypeError, ValueError) as exc:
-        raise ProposerError(f"{whose}: `set` cannot be written as JSON: {exc}") from exc
-    return proposal
 
 
 def _called(proposer: Function, folder: Path, state: dict[str, Any]) -> Proposal:
@@ -193,15 +196,6 @@ def pruned(study: Study, state: State, run: Run) -> RunEnding | None:
     if step and trials[run.experiment].should_prune():
         return RunEnding("stopped", f"halving: not among the best 1 of {halving.keep} at step {step}")
     return None
-
-
-def _with_optuna(halving: Halving, study: Study, state: State) -> Proposal:
-    if len(state.experiments) >= halving.count:
-        return Proposal(done=f"{halving.count} draws are done")
-    optuna = _optuna()
-    replayed, _ = _replayed(optuna, halving, study, state)
-    trial = replayed.ask(_distributions(optuna, halving))
-    return _of({key: _chosen(halving, key, value) for key, value in trial.params.items()})
 
 
 def _optuna() -> Any:

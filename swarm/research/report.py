@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -80,47 +81,38 @@ def markdown(study: Study, state: State, picture: str = "") -> str:
         *([f"![scores by training step]({picture})", ""] if picture else []),
         "## Experiments",
         "",
-        "| experiment | change | first run | score | gain over the base | verdict | why |",
-        "|---|---|---|---|---|---|---|",
-        _row(BASE, "the base job", state.runs.get(BASE), "", "", ""),
-    ]
-    for experiment in state.experiments.values():
-        lines.append(
-            _row(
-                experiment.name,
-                _change(experiment),
-                state.runs.get(experiment.name),
-                _gain(study, state, experiment),
-                experiment.verdict,
-                experiment.why,
-            )
-        )
-    lines += [
-        "",
+        *_table(
+            ("experiment", "change", "first run", "score", "gain over the base", "verdict", "why"),
+            (BASE, "the base job", *_first_run(state, BASE), "", "", ""),
+            *(
+                (
+                    experiment.name,
+                    _change(experiment),
+                    *_first_run(state, experiment.name),
+                    _gain(study, state, experiment),
+                    experiment.verdict,
+                    experiment.why,
+                )
+                for experiment in state.experiments.values()
+            ),
+        ),
         *_confirmation(study, state),
         "## Runs",
         "",
-        "| run | server | attempts | outcome | scores by step | why |",
+        *_table(
+            ("run", "server", "attempts", "outcome", "scores by step", "why"),
+            *(
+                (name, run.server, run.attempt, run.outcome or "runs", _scores(run), run.why)
+                for name, run in state.runs.items()
+            ),
+        ),
     ]
-    lines.append("|---|---|---|---|---|---|")
-    for name, run in state.runs.items():
-        scores = ", ".join(f"{step}: {fmean(run.scores[step]):.4g}" for step in sorted(run.scores))
-        cells = (name, run.server, run.attempt, run.outcome or "runs", scores, run.why)
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     for experiment in state.experiments.values():
         if experiment.patch:
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", experiment.patch)), default=0))
-            lines += [
-                "",
-                f"### Patch of {experiment.name}",
-                "",
-                _cell(experiment.hypothesis),
-                "",
-                f"{fence}diff",
-                experiment.patch.rstrip("\n"),
-                fence,
-            ]
-    return "\n".join(lines) + f"\n\nWritten {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}.\n"
+            lines += [f"### Patch of {experiment.name}", "", _cell(experiment.hypothesis), ""]
+            lines += [f"{fence}diff", experiment.patch.rstrip("\n"), fence, ""]
+    return "\n".join(lines) + f"\nWritten {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}.\n"
 
 
 def _answer(state: State) -> str:
@@ -138,33 +130,28 @@ def _answer(state: State) -> str:
 
 
 def _confirmation(study: Study, state: State) -> list[str]:
-    arms: list[tuple[str, str, str]] = []
-    for name in state.chosen or ():
-        arms += [(name, "seed", name), (name, "control", f"{name}, shuffled rewards")]
-    rows: list[str] = []
-    for experiment, arm, words in [(BASE, "seed", BASE), *arms] if arms else ():
-        scores = arm_scores(study, state, experiment, arm)
-        if scores:
+    arms = [(name, arm) for name in state.chosen or () for arm in ("seed", "control")]
+    rows: list[tuple[str, ...]] = []
+    for experiment, arm in [(BASE, "seed"), *arms] if arms else ():
+        if scores := arm_scores(study, state, experiment, arm):
             interval = mean_interval(scores, study.decision.confidence)
+            name = f"{experiment}, shuffled rewards" if arm == "control" else experiment
             each = ", ".join(f"{score:.4g}" for score in scores)
-            rows.append(f"| {words} | {each} | {interval.mean:.4g} | [{interval.low:.4g}, {interval.high:.4g}] |")
-    if not rows:
-        return []
-    return [
-        "## Confirmation",
-        "",
-        "| arm | scores by seed | mean | interval (Student) |",
-        "|---|---|---|---|",
-        *rows,
-        "",
-    ]
+            rows.append((name, each, f"{interval.mean:.4g}", f"[{interval.low:.4g}, {interval.high:.4g}]"))
+    head = ("arm", "scores by seed", "mean", "interval (Student)")
+    return ["## Confirmation", "", *_table(head, *rows)] if rows else []
 
 
-def _row(name: str, change: str, run: RunState | None, gain: str, verdict: str, why: str) -> str:
-    outcome = (run.outcome or f"runs, step {_last(run)}") if run else "not run"
-    score = run.score(_last(run)) if run else None
-    cells = (name, change, outcome, "" if score is None else f"{score:.4g}", gain, verdict, why)
-    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+def _first_run(state: State, name: str) -> tuple[str, str]:
+    """Its outcome and its last score."""
+    if (run := state.runs.get(name)) is None:
+        return "not run", ""
+    score = run.score(_last(run))
+    return run.outcome or f"runs, step {_last(run)}", "" if score is None else f"{score:.4g}"
+
+
+def _scores(run: RunState) -> str:
+    return ", ".join(f"{step}: {fmean(run.scores[step]):.4g}" for step in sorted(run.scores))
 
 
 def _gain(study: Study, state: State, experiment: Experiment) -> str:
@@ -180,6 +167,12 @@ def _change(experiment: Experiment) -> str:
 
 def _last(run: RunState) -> int:
     return max(run.scores, default=0)
+
+
+def _table(*rows: Sequence[object]) -> list[str]:
+    """A table of Markdown, whose first row is its head."""
+    head, *rest = ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+    return [head, "|---" * len(rows[0]) + "|", *rest, ""]
 
 
 def _cell(value: object) -> str:

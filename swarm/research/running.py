@@ -19,10 +19,10 @@ from swarm.client.wire import without_token
 from swarm.data import located, read_tasks
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.research import trees
-from swarm.research.decisions import ClaimRun, Propose, Record, RunEnding, ending, most_trained, next_action
+from swarm.research.decisions import Propose, Record, RunEnding, ending, most_trained, next_action
 from swarm.research.lab import Lab, OnEvent, Order, RunFailedError, ServerGoneError, project_of
 from swarm.research.ledger import BASE, Ledger, Run
-from swarm.research.proposing import Proposal, ProposerError, propose, pruned
+from swarm.research.proposing import ProposerError, propose, pruned
 from swarm.research.study import Study
 from swarm.types import Task
 
@@ -110,12 +110,11 @@ class Runner:
                     elif isinstance(action, Propose) and free:
                         # a proposal that waits for a free server is made with the scores of the run before it
                         self._propose(action.experiment, stopping)
-                    elif isinstance(action, ClaimRun) and free:
-                        server = self._server_of(action.run, free)
+                    elif isinstance(action, Run) and free:
                         # the next action is decided with this claim
-                        attempt = self._claim(action.run, server)
-                        future = pool.submit(self._do, action.run, server, attempt, stopping)
-                        busy[future] = (server, action.run.name)
+                        server, attempt = self._claim(action, free)
+                        future = pool.submit(self._do, action, server, attempt, stopping)
+                        busy[future] = (server, action.name)
                         future.add_done_callback(lambda _: changed.set())
                     elif action is None and not busy:
                         break
@@ -130,27 +129,19 @@ class Runner:
             for server in study.servers:
                 self._lab.release(server)
 
-    def _server_of(self, run: Run, free: Sequence[str]) -> str:
-        """The server that has the run already, if it is free."""
+    def _claim(self, run: Run, free: Sequence[str], *, again: bool = False) -> tuple[str, int]:
+        """Record that a server takes ``run``: of those that are ``free`` the one that has it already, where it goes on
+        unless it failed there (``again``). Returns the server and the number of the attempt."""
         claimed = self._ledger.state.runs.get(run.name)
-        return next((server for server in free if claimed and without_token(server) == claimed.server), free[0])
-
-    def _claim(self, run: Run, server: str) -> int:
-        """Record that ``server`` takes ``run``; the number of the attempt."""
-        claimed = self._ledger.state.runs.get(run.name)
-        if claimed is not None and claimed.server == without_token(server):
-            self._record("claimed", run=run.name, server=claimed.server, attempt=claimed.attempt, lost=0, again=False)
-            return claimed.attempt
-        # elsewhere it begins anew
-        attempt = 1 if claimed is None else claimed.attempt + 1
-        self._attempt(run, server, attempt, again=False)
-        return attempt
-
-    def _attempt(self, run: Run, server: str, attempt: int, *, again: bool) -> None:
-        lost = self._trained(run) if attempt > 1 else 0
-        address = without_token(server)
+        server = next((name for name in free if claimed and without_token(name) == claimed.server), free[0])
+        address, attempt, lost, fresh = without_token(server), 1, 0, True
+        if claimed is not None:
+            fresh = again or claimed.server != address
+            attempt, lost = (claimed.attempt + 1, self._trained(run)) if fresh else (claimed.attempt, 0)
         self._record("claimed", run=run.name, server=address, attempt=attempt, lost=lost, again=again)
-        self._reached[run.name] = 0
+        if fresh:
+            self._reached[run.name] = 0
+        return server, attempt
 
     def _trained(self, run: Run) -> int:
         """Steps that the attempt has trained; if nobody saw them, as many as it may have."""
@@ -160,26 +151,27 @@ class Runner:
         self._ledger.append(event, **values)
         self._on_event(event, values)
 
-    def _asked(self, name: str, stopping: threading.Event) -> Proposal | None:
-        with self._ledger.lock:
-            state = copy.deepcopy(self._ledger.state)
-        for pause in (*PAUSES, None):
-            try:
-                return propose(self._study, self._folder, self._base.folder, state)
-            except ProposerError as exc:
-                if not stopping.is_set():
-                    if pause is None:
-                        raise
-                    self._on_event("doing", {"run": name, "words": f"asked again, because {exc.message}"})
-                # Ctrl-C reaches a proposer's command as well
-                if stopping.wait(pause):
-                    return None
-        raise AssertionError("the last try returns or raises")
+    def _tell(self, run: str, words: str) -> None:
+        self._on_event("doing", {"run": run, "words": words})
 
     def _propose(self, name: str, stopping: threading.Event) -> None:
-        proposal = self._asked(name, stopping)
-        if proposal is None:
-            return
+        with self._ledger.lock:
+            state = copy.deepcopy(self._ledger.state)
+        pauses = iter(PAUSES)
+        while True:
+            try:
+                proposal = propose(self._study, self._folder, self._base.folder, state)
+                break
+            except ProposerError as exc:
+                pause = next(pauses, None)
+                # Ctrl-C reaches a proposer's command as well
+                if stopping.is_set():
+                    return
+                if pause is None:
+                    raise
+                self._tell(name, f"asked again, because {exc.message}")
+                if stopping.wait(pause):
+                    return
         if proposal.is_last:
             self._record("exhausted", why=proposal.done or "the proposer has no more")
             return
@@ -196,32 +188,29 @@ class Runner:
     # ------------------------------------------------------------------ one run, in a thread
 
     def _do(self, run: Run, server: str, attempt: int, stopping: threading.Event) -> None:
-        while True:
-            # what was measured before a kill may have been the end
-            end = self._ending(run)
-            if end is not None:
-                self._reached[run.name] = max(self._ledger.state.runs[run.name].scores)
-            else:
-                try:
-                    end = self._lab.run(server, self._order(run, attempt), stopping)
-                except ServerGoneError as exc:
-                    self._gone[server] = exc.message
-                    self._on_event("doing", {"run": run.name, "words": exc.message})
+        # what was measured before a kill may have been the end
+        end = self._ending(run)
+        if end is not None:
+            self._reached[run.name] = max(self._ledger.state.runs[run.name].scores)
+        while end is None:
+            try:
+                end = self._lab.run(server, self._order(run, attempt), stopping)
+                if end is None:
+                    assert stopping.is_set(), f"run {run.name} has no end"
                     return
-                except RunFailedError as exc:
-                    if stopping.is_set():
-                        return
-                    if attempt < ATTEMPTS:
-                        attempt += 1
-                        self._attempt(run, server, attempt, again=True)
-                        self._on_event("doing", {"run": run.name, "words": f"again, because {exc.message}"})
-                        continue
+            except ServerGoneError as exc:
+                self._gone[server] = exc.message
+                self._tell(run.name, exc.message)
+                return
+            except RunFailedError as exc:
+                if stopping.is_set():
+                    return
+                if attempt < ATTEMPTS:
+                    _, attempt = self._claim(run, [server], again=True)
+                    self._tell(run.name, f"again, because {exc.message}")
+                else:
                     end = RunEnding("failed", exc.message)
-            if end is not None:
-                self._record("ended", run=run.name, outcome=end.outcome, why=end.why, step=self._trained(run))
-            else:
-                assert stopping.is_set(), f"run {run.name} has no end"
-            return
+        self._record("ended", run=run.name, outcome=end.outcome, why=end.why, step=self._trained(run))
 
     def _ending(self, run: Run) -> RunEnding | None:
         with self._ledger.lock:

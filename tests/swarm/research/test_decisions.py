@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.research.decisions import (
-    ClaimRun,
     Propose,
     Record,
     RunEnding,
@@ -123,7 +122,7 @@ class Driver:
                     self.add(proposed(name, abs(self.lrs[place]), refused))
                 else:
                     self.add({"event": "exhausted", "at": 0.0, "why": "no more"})
-            case ClaimRun(run) if len(self.busy) < servers:
+            case Run() as run if len(self.busy) < servers:
                 known = self.state.runs.get(run.name)
                 self.busy[run.name] = max(known.scores, default=-1) + 1 if known else 0
                 self.add(claimed(run.name))

@@ -56,7 +56,7 @@ def test_what_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import numpy as np\ndef next_one(state):\n    return {'set': {'lr': np.float32(1e-5)}}\n"
     )
-    with pytest.raises(ProposerError, match="cannot be written as JSON"):
+    with pytest.raises(ProposerError, match=r"set\.lr: input was not a valid JSON value"):
         all_of({"kind": "function", "function": "mine:next_one"}, tmp_path)
 
 
