@@ -41,17 +41,8 @@ class Wealth:
     most: float = 0.0
     logs: list[float] = field(default_factory=lambda: [0.0] * len(BETS))
 
-    def __post_init__(self) -> None:
-        if not -1 < self.most < 1:
-            raise ValueError(f"a mean of values in [-1, 1] can be tested against what is between: not {self.most}")
-
     def add(self, value: float, times: int = 1) -> None:
-        """Bet on ``value``, in [-1, 1], so many ``times``.
-
-        Raises:
-            ValueError: it is not in [-1, 1].
-        """
-        _check(value)
+        """Bet on ``value``, in [-1, 1], so many ``times``."""
         gain = (value - self.most) / (1 + self.most)
         for index, bet in enumerate(BETS):
             self.logs[index] += times * math.log1p(bet * gain)
@@ -82,12 +73,7 @@ class LowEnd:
         self._refuted = 0
 
     def add(self, value: float) -> None:
-        """Count ``value``.
-
-        Raises:
-            ValueError: it is not in [-1, 1].
-        """
-        _check(value)
+        """Count ``value``, in [-1, 1]."""
         # down, which is less evidence; what rounding errors moved below a step is on it
         self._values[math.floor(value * _FINE + 1e-6) / _FINE] += 1
 
@@ -112,9 +98,3 @@ class LowEnd:
         for value, times in self._values.items():
             wealth.add(value, times)
         return wealth.refutes(alpha)
-
-
-def _check(value: float) -> None:
-    # also of NaN
-    if not -1 <= value <= 1:
-        raise ValueError(f"a paired difference is in [-1, 1], not {value}")

@@ -53,6 +53,11 @@ _LEVELS = {
     "chi2": ("rollout_corr/chi2_token", "the chi-squared divergence of the sampler from the trainer"),
     "base_kl": (_BASE_KL, "the KL divergence of a token from the first weights"),
 }
+#: What is fine of each, by value and limit; of the others a size within the limit.
+_FINE: dict[str, Callable[[float, float], bool]] = {
+    "weights": lambda value, limit: value <= limit and value * limit >= 1,
+    "sample_size": lambda value, limit: value >= limit,
+}
 #: steps in a row without a signal
 _SILENT_STEPS = 2
 _CURE = "make the reward finer, raise job.temperature, or set job.collection to finish_enough_non_dummy_tasks"
@@ -143,28 +148,32 @@ class _Curve:
         before = index - self._size
         return None if before < 0 or self.best[before] == -math.inf else bisect_left(self.best, self.best[before])
 
-    def change(self, index: int, before: int | None) -> _Means | None:
+    def both(self, index: int, before: int | None) -> _Means | None:
         """The means at ``index`` and ``before``; ``None`` if one is not measured, or they share a value."""
         if before is None or index - before < self._size or before < self.first:
             return None
         now, then = self.means[index], self.means[before]
         return None if now is None or then is None else _Means(now, then)
 
-    def is_chance(self, index: int, before: int, change: _Means) -> bool:
-        """Whether chance alone may have made this :meth:`change`.
+    def change(self, index: int, before: int | None, beyond: Callable[[_Means], bool]) -> _Means | None:
+        """The means of :meth:`both`, if they are ``beyond`` the limit of a change and chance alone has not made it.
 
         The deviation of a value is the larger of that within both windows and that by which the latest neighbours
         differ, of which a trend is little (von Neumann et al., "The mean square successive difference", Annals of
         Mathematical Statistics 12, 1941; two thirds of such differences are degrees of freedom).
         """
+        change = self.both(index, before)
+        if before is None or change is None or not beyond(change):
+            return None
         windows = (self._window(index), change.now), (self._window(before), change.then)
         # the square of a large number is none
         within = math.hypot(*(value - mean for window, mean in windows for value in window))
-        latest = [change for change in self._changes[max(0, index - _LATEST) : index] if change is not None]
+        latest = [step for step in self._changes[max(0, index - _LATEST) : index] if step is not None]
         between = math.hypot(*latest) / math.sqrt(2 * len(latest))
         deviation = max(within / math.sqrt(2 * (self._size - 1)), between)
         errors = _quantile(index + 1, max(1, 2 * len(latest) // 3))
-        return abs(change.now - change.then) < errors * deviation * math.sqrt(2 / self._size)
+        chance = errors * deviation * math.sqrt(2 / self._size)
+        return None if abs(change.now - change.then) < chance else change
 
     @cached_property
     def _changes(self) -> list[float | None]:
@@ -270,10 +279,9 @@ class _Steps:
     def _spent(self, index: int) -> str:
         now = self._reward.means[index]
         as_good = None if now is None else bisect_left(self._reward.best, now)
-        change = self._entropy.change(index, as_good)
-        if now is None or as_good is None or change is None or change.now >= self._rules.entropy.limit * change.then:
-            return ""
-        if self._entropy.is_chance(index, as_good, change):
+        limit = self._rules.entropy.limit
+        change = self._entropy.change(index, as_good, lambda change: change.now < limit * change.then)
+        if now is None or as_good is None or change is None:
             return ""
         return (
             f"the entropy fell from {change.then:.3g} to {change.now:.3g} since step {self._steps[as_good].step}, and "
@@ -282,13 +290,12 @@ class _Steps:
 
     def _worse(self, index: int) -> str:
         best = self._reward.best_before(index)
-        change = self._reward.change(index, best)
         deviation = None if best is None else self._spread.means[best]
-        if best is None or change is None or deviation is None:
+        if best is None or deviation is None:
             return ""
-        if change.then - change.now <= self._rules.reward.limit * deviation:
-            return ""
-        if self._reward.is_chance(index, best, change):
+        limit = self._rules.reward.limit * deviation
+        change = self._reward.change(index, best, lambda change: change.then - change.now > limit)
+        if change is None:
             return ""
         return f"the mean reward fell from {change.then:.3g} at step {self._steps[best].step} to {change.now:.3g}"
 
@@ -298,10 +305,9 @@ class _Steps:
 
     def _fell(self, name: str, curve: _Curve, index: int) -> str:
         best = curve.best_before(index)
-        change, reward = curve.change(index, best), self._reward.change(index, best)
+        reward, limit = self._reward.both(index, best), self._rules.components.limit
+        change = curve.change(index, best, lambda change: change.then - change.now > limit)
         if best is None or change is None or reward is None or reward.now <= reward.then:
-            return ""
-        if change.then - change.now <= self._rules.components.limit or curve.is_chance(index, best, change):
             return ""
         return (
             f"{name} fell from {change.then:.3g} at step {self._steps[best].step} to {change.now:.3g}, while the mean "
@@ -309,12 +315,9 @@ class _Steps:
         )
 
     def _longer(self, index: int) -> str:
-        change = self._tokens.change(index, self._tokens.first)
-        if change is None or change.now <= self._rules.length.limit * change.then:
-            return ""
-        if self._tokens.is_chance(index, self._tokens.first, change):
-            return ""
-        return f"an episode has {change.now:.0f} tokens, and had {change.then:.0f} at first"
+        first, limit = self._tokens.first, self._rules.length.limit
+        change = self._tokens.change(index, first, lambda change: change.now > limit * change.then)
+        return f"an episode has {change.now:.0f} tokens, and had {change.then:.0f} at first" if change else ""
 
     def _repeats(self, index: int) -> str:
         rise = self._risen(self._repetition, self._rules.repetition.limit, index)
@@ -327,10 +330,7 @@ class _Steps:
 
     def _risen(self, curve: _Curve, limit: float, index: int) -> _Means | None:
         """The means of a share now and at first, if it rose by more than ``limit``."""
-        change = curve.change(index, curve.first)
-        if change is None or change.now - change.then <= limit or curve.is_chance(index, curve.first, change):
-            return None
-        return change
+        return curve.change(index, curve.first, lambda change: change.now - change.then > limit)
 
     def _silent(self, index: int) -> str:
         last = [step.metrics for step in self._steps[max(0, index + 1 - _SILENT_STEPS) : index + 1]]
@@ -351,16 +351,8 @@ class _Steps:
         metric, about = _LEVELS[name]
         summed_over = self._summed_over if metric == _BASE_KL else 0
         value, limit = _of_token(self._steps[index], metric, summed_over), self._rules.of(name).limit
-        if value is None:
-            return ""
-        match name:
-            case "weights":
-                fine = value <= limit and value * limit >= 1
-            case "sample_size":
-                fine = value >= limit
-            case _:
-                fine = abs(value) <= limit
-        if fine:
+        is_fine = _FINE.get(name, lambda value, limit: abs(value) <= limit)
+        if value is None or is_fine(value, limit):
             return ""
         return f"{about} is {value:.3g}, and its limit is {limit:g}"
 
