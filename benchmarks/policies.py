@@ -187,7 +187,7 @@ def proof_of(journal: Path, trial_requests: int) -> Proof:
                 return "worse", evidence.verdict()
             if evidence.promotable():
                 return "promoted", evidence.verdict()
-            if evidence.requests >= trial_requests:
+            if evidence.tried >= trial_requests:
                 return "undecided", evidence.verdict()
         return None
 

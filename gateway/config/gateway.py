@@ -231,9 +231,14 @@ def read_config(settings: dict[str, Any], where: str = "gateway config", folder:
     return validated(GatewayConfig, data, where)
 
 
+def _mapping(value: Any) -> dict[str, Any]:
+    """``value``, or an empty mapping in place of what its validation refuses."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def _routes(data: dict[str, Any]) -> list[dict[str, Any]]:
     routes = data.get("routes")
-    return [route for route in cast("list[Any]", routes) if isinstance(route, dict)] if isinstance(routes, list) else []
+    return list(map(_mapping, cast("list[Any]", routes))) if isinstance(routes, list) else []
 
 
 def _inherit(data: dict[str, Any]) -> None:
@@ -247,31 +252,17 @@ def _inherit(data: dict[str, Any]) -> None:
 def resolve_files(data: dict[str, Any], folder: Path) -> None:
     """Make the paths in ``data`` absolute, from ``folder`` on: of hooks, suites, keys, certificates and logs."""
     for route in (data, *_routes(data)):
-        _resolve_hook(route, "hooks", folder)
-        serve = route.get("serve")
-        gate = cast("dict[str, Any]", serve).get("gate") if isinstance(serve, dict) else None
-        if isinstance(gate, dict):
-            _resolve_hook(cast("dict[str, Any]", gate), "hook", folder)
-            _resolve_suites(cast("dict[str, Any]", gate), folder)
+        gate = _mapping(_mapping(route.get("serve")).get("gate"))
+        for settings, name in ((route, "hooks"), (gate, "hook")):
+            hook = settings.get(name)
+            if isinstance(hook, str) and (path := path_in(folder, hook)).exists():
+                settings[name] = str(path.resolve())
+        suites = _mapping(gate.get("suites"))
+        suites |= {name: str(located(source, folder)) for name, source in suites.items() if isinstance(source, str)}
     if isinstance(data.get("keys_file"), str):
         # a link is followed at each look: it may lead elsewhere later
         data["keys_file"] = str(path_in(folder, data["keys_file"]).absolute())
     for section, names in (("tls", ("certificate", "key")), ("request_log", ("path",)), ("ui", ("judgements",))):
-        if isinstance(data.get(section), dict):
-            files = cast("dict[str, Any]", data[section])
-            paths = {name: path_in(folder, files[name]) for name in names if isinstance(files.get(name), str)}
-            files |= {name: str(path.resolve()) for name, path in paths.items()}
-
-
-def _resolve_suites(gate: dict[str, Any], folder: Path) -> None:
-    if isinstance(suites := gate.get("suites"), dict):
-        named = cast("dict[Any, Any]", suites).items()
-        gate["suites"] = {
-            name: str(located(source, folder)) if isinstance(source, str) else source for name, source in named
-        }
-
-
-def _resolve_hook(settings: dict[str, Any], name: str, folder: Path) -> None:
-    hook = settings.get(name)
-    if isinstance(hook, str) and (path := path_in(folder, hook)).exists():
-        settings[name] = str(path.resolve())
+        files = _mapping(data.get(section))
+        paths = {name: path_in(folder, files[name]) for name in names if isinstance(files.get(name), str)}
+        files |= {name: str(path.resolve()) for name, path in paths.items()}

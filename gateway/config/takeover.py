@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules
-from swarm.evidence.stages import AfterRollback, Mode, Shares, StageName, StageRules
+from swarm.evidence.stages import Shares, StageName, StageRules, TrialRules
 from swarm.types import Model
 from swarm.validation import environment_key
 
@@ -112,7 +112,7 @@ class Incumbent(Model):
         return self.upstream or IncumbentUpstream(base_url=f"http://127.0.0.1:{self.port}/v1", model=self.model)
 
 
-class GateConfig(GateRules):
+class GateConfig(TrialRules, GateRules):
     """How challenger and incumbent are compared, and who moves the stage."""
 
     model_config = ConfigDict(extra="forbid")
@@ -122,35 +122,11 @@ class GateConfig(GateRules):
         description="judges both for the verdict, and trains nobody: as a route's `hooks`, of which only the reward "
         "counts; default: the hook that trains",
     )
-    mode: Mode = Field(
-        default="manual",
-        description="auto: the verdict moves the stage, up and back; manual: it waits for a person (`swarm-gateway "
-        "policies promote`); never: nobody is promoted",
-    )
-    trial_every: int | None = Field(
-        default=None,
-        ge=1,
-        description="after so many steps training waits until the verdict on the newest weights is there, and while a "
-        "challenger answers users; null: it never waits, so that only a long step is ever decided",
-    )
-    trial_requests: int = Field(
-        default=1000,
-        ge=1,
-        description="compared requests, and draws of each suite, after which a trial without a verdict ends",
-    )
-    trial_hours: float = Field(
-        default=1.0, gt=0, le=1000, description="after so long in one stage a trial without a verdict ends too"
-    )
     suites: dict[Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")], str] = Field(
         default={},
         max_length=MAX_SUITES,
         description="by name, files of held-out prompts, as `replay` reads them: in a trial both sides answer prompts "
         "drawn from each, and nobody is promoted unless the challenger is proven not worse on each by itself",
-    )
-    after_rollback: AfterRollback = Field(
-        default="train",
-        description="once a verdict, the watch or a person took the challenger back. train: it learns on; pause: "
-        "training waits for a person, who lets it go on (`swarm-gateway policies resume`) or forks an earlier version",
     )
 
 
@@ -210,16 +186,8 @@ class ServeConfig(Model):
     @property
     def stage_rules(self) -> StageRules:
         """Where a comparison begins, and who moves it on."""
-        return StageRules(
-            begins=self.stage,
-            shares=self.canary.shares,
-            mode=self.gate.mode,
-            trial_every=self.gate.trial_every,
-            trial_requests=self.gate.trial_requests,
-            trial_hours=self.gate.trial_hours,
-            after_rollback=self.gate.after_rollback,
-            gate=self.gate_rules,
-        )
+        trials = self.gate.model_dump(include=set(TrialRules.model_fields))
+        return StageRules(begins=self.stage, shares=self.canary.shares, gate=self.gate_rules, **trials)
 
     @property
     def gate_rules(self) -> GateRules:

@@ -52,18 +52,42 @@ class JobTerms(NamedTuple):
 _UNKNOWN = JobTerms()
 
 
-class StageRules(TolerantModel):
+class TrialRules(TolerantModel):
+    """Who moves a comparison on, and when one without a verdict is over."""
+
+    mode: Mode = Field(
+        default="manual",
+        description="auto: the verdict moves the stage, up and back; manual: it waits for a person (`swarm-gateway "
+        "policies promote`); never: nobody is promoted",
+    )
+    trial_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="after so many steps training waits until the verdict on the newest weights is there, and while a "
+        "challenger answers users; null: it never waits, so that only a long step is ever decided",
+    )
+    trial_requests: int = Field(
+        default=1000,
+        ge=1,
+        description="compared requests, and draws of each suite, after which a trial without a verdict ends",
+    )
+    trial_hours: float = Field(
+        default=1.0, gt=0, le=1000, description="after so long in one stage a trial without a verdict ends too"
+    )
+    after_rollback: AfterRollback = Field(
+        default="train",
+        description="once a verdict, the watch or a person took the challenger back. train: it learns on; pause: "
+        "training waits for a person, who lets it go on (`swarm-gateway policies resume`) or forks an earlier version",
+    )
+
+
+class StageRules(TrialRules):
     """Where a comparison begins, who moves it on, and which pairs prove something: those judged by this hook and its
     code, by the rules of this gate, with ``num_repeat`` answers (``None``: as many as the job's groups), beside draws
     of these suites."""
 
     begins: StageName = "shadow"
     shares: Shares = (0.05, 0.25)
-    mode: Mode = "manual"
-    trial_every: int | None = Field(default=None, ge=1)
-    trial_requests: int = Field(default=1000, ge=1)
-    trial_hours: float = Field(default=1.0, gt=0, le=1000)
-    after_rollback: AfterRollback = "train"
     gate: GateRules = GateRules()
     hook: str = Field(default="", max_length=MAX_NAME)
     code: str = Field(default="", max_length=MAX_NAME)

@@ -113,15 +113,11 @@ class _Reward:
         """The mean difference between the ends that :meth:`finding` has proven; elsewhere they are on a grid."""
         mean = self._sum / 10_000 / max(1, self.requests)
         low, high = self._low.at(alpha), -self._high.at(alarm)
-        match finding:
-            case "better":
-                return Interval(mean, max(low, 0.0), high)
-            case "not_worse":
-                return Interval(mean, max(low, -self._margin), high)
-            case "worse":
-                return Interval(mean, low, min(high, 0.0))
-            case "undecided":
-                return Interval(mean, low, high)
+        if finding in ("better", "not_worse"):
+            low = max(low, 0.0 if finding == "better" else -self._margin)
+        elif finding == "worse":
+            high = min(high, 0.0)
+        return Interval(mean, low, high)
 
 
 class _Sides:
@@ -233,16 +229,6 @@ class PairedEvidence:
             # where the incumbent fails a user there is nothing to compare with: its loss, and nobody's fault here
             self._unjudged[pair.suite] += 1
 
-    @property
-    def requests(self) -> int:
-        """Live requests and draws of suites, judged or not."""
-        return self._pairs.total()
-
-    @property
-    def unjudged(self) -> int:
-        """Those of them that lack a judgement."""
-        return self._unjudged.total()
-
     def draws(self, suite: str) -> tuple[int, int]:
         """Of a suite, and those of them that lack a judgement."""
         return self._pairs[suite], self._unjudged[suite]
@@ -314,7 +300,7 @@ class PairedEvidence:
             low=around.low,
             high=around.high,
             requests=live.requests,
-            unjudged=self.unjudged,
+            unjudged=self._unjudged.total(),
             rated=self._ratings.counts,
             begun=self.sides.begun,
             uneven=self.sides.uneven,
