@@ -113,7 +113,7 @@ def _limits(gateway: Gateway) -> Iterator[Metric]:
     yield counter("gateway_shed", "Requests refused with 429 for want of a place", shed, "route")
     yield counter("gateway_joined", "Retries that joined the request they repeat", gateway.retries.joined)
     breakers = {
-        (route.name, state.value): float(state is route.upstream.state)
+        (route.name, state.value): float(state is route.upstream.breaker.state)
         for route in routes
         if route.upstream is not None
         for state in BreakerState

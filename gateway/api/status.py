@@ -120,7 +120,7 @@ def _route(gateway: Gateway, route: Route) -> RouteStatus:
         train_fraction=settings.train_fraction,
         control=settings.control,
         load=RouteLoad(running=load.in_flight, waiting=load.queued, refused=load.refused),
-        breaker=route.upstream and route.upstream.state,
+        breaker=route.upstream and route.upstream.breaker.state,
         stage=stage and stage.label,
         stage_conflict=route.shadow.conflict if route.shadow is not None else "",
         verdicts=[verdict for verdict in verdicts if verdict.route == route.name],

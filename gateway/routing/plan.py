@@ -5,7 +5,7 @@ Invariant: a mistake in a configuration is found by its plan, before anything of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urlsplit
@@ -36,7 +36,9 @@ class PlannedRoute:
         is_default: whether it takes what names no model or an unknown one.
         hooks: that judge; ``None``: a plain upstream answers everything.
         gate_hooks: that judge for the verdict; ``None``: those that train.
-        suites: on which a challenger must be not worse.
+        suites: on which a challenger must be not worse, in the order of their names.
+        upstream_key: the incumbent, or the upstream; ``None``: neither. Routes with the same key share one
+            :class:`Upstream`.
     """
 
     name: str
@@ -48,6 +50,7 @@ class PlannedRoute:
     hooks: Hooks | None
     gate_hooks: Hooks | None
     suites: tuple[Suite, ...]
+    upstream_key: UpstreamKey | None
 
     @property
     def swarm_keys(self) -> dict[str, SwarmKey]:
@@ -64,14 +67,6 @@ class PlannedRoute:
         for label, share in settings.key_shares.items():
             shares[label] = (*server, f"{name}/{label}", share)
         return shares
-
-    @property
-    def upstream_key(self) -> UpstreamKey | None:
-        """Routes with the same key share one :class:`Upstream`."""
-        settings = self.settings
-        if settings.serve is not None:
-            return upstream_of(settings, settings.serve), settings.sample_timeout_seconds
-        return (settings.upstream, settings.sample_timeout_seconds) if settings.upstream is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,49 +85,36 @@ class Plan:
                 to credit.
         """
         load = cache(load_hooks)
-
-        def parts_of(settings: RouteSettings) -> tuple[Hooks | None, Hooks | None, tuple[Suite, ...]]:
-            hooks: Hooks | None = None
-            if settings.serve is not None:
-                # a key that is missing is a mistake of the configuration
-                upstream_of(settings, settings.serve)
-            if settings.swarm_url is not None and settings.hooks is not None:
-                _check_sessions(settings, hooks := load(settings.hooks))
-            gate_hooks = load(settings.gate_hook) if settings.gate_hook is not None else None
-            return hooks, gate_hooks, suites_of(settings)
-
-        if not config.routes:
-            # a plain upstream itself knows which models it has, and so does an incumbent
-            plain = config.swarm_url is None or config.serve is not None
-            is_default = plain or config.default_route is not None
-            names, patterns = _split(config.model_aliases)
-            answers_to_served = config.serve is None
-            parts = parts_of(config)
-            only = PlannedRoute(ONLY_ROUTE, config, names, patterns, answers_to_served, is_default, *parts)
-            return cls(config, (only,))
-        return cls(config, tuple(_planned(route, config, parts_of(route)) for route in config.routes))
+        return cls(config, tuple(_planned(route, config, load) for route in config.routes or [None]))
 
 
-def _planned(
-    route: RouteConfig, config: GatewayConfig, parts: tuple[Hooks | None, Hooks | None, tuple[Suite, ...]]
-) -> PlannedRoute:
-    is_default = route.name == config.default_route
-    names, patterns = _split(config.names_of(route))
-    answers_to_served = all(map(is_pattern, route.models)) and route.serve is None
-    return PlannedRoute(route.name, route, names, patterns, answers_to_served, is_default, *parts)
+def _planned(route: RouteConfig | None, config: GatewayConfig, load: Callable[[str], Hooks]) -> PlannedRoute:
+    """``route``, or the only one of a ``config`` that lists none."""
+    settings: RouteSettings = config if route is None else route
+    hooks: Hooks | None = None
+    if settings.swarm_url is not None and settings.hooks is not None:
+        _check_sessions(settings, hooks := load(settings.hooks))
+    serve = settings.serve
+    upstream = settings.upstream if serve is None else _incumbent(settings, serve)
+    suites = serve.gate.suites if serve is not None else {}
+    name, models = (ONLY_ROUTE, config.model_aliases) if route is None else (route.name, config.names_of(route))
+    # a plain upstream itself knows which models it has, and so does an incumbent
+    takes_all = route is None and (config.swarm_url is None or serve is not None)
+    return PlannedRoute(
+        name=name,
+        settings=settings,
+        names=tuple(model for model in models if not is_pattern(model)),
+        patterns=tuple(model for model in models if is_pattern(model)),
+        answers_to_served=serve is None and (route is None or all(map(is_pattern, route.models))),
+        is_default=takes_all or name == config.default_route,
+        hooks=hooks,
+        gate_hooks=load(settings.gate_hook) if settings.gate_hook is not None else None,
+        suites=tuple(Suite.read(suite, source) for suite, source in sorted(suites.items())),
+        upstream_key=(upstream, settings.sample_timeout_seconds) if upstream is not None else None,
+    )
 
 
-def suites_of(settings: RouteSettings) -> tuple[Suite, ...]:
-    """The suites of a route, in the order of their names.
-
-    Raises:
-        ConfigError: one cannot be read.
-    """
-    suites = settings.serve.gate.suites if settings.serve is not None else {}
-    return tuple(Suite.read(name, source) for name, source in sorted(suites.items()))
-
-
-def upstream_of(settings: RouteSettings, serve: ServeConfig) -> UpstreamConfig:
+def _incumbent(settings: RouteSettings, serve: ServeConfig) -> UpstreamConfig:
     """The address of a route's incumbent, with its key.
 
     Raises:
@@ -144,11 +126,6 @@ def upstream_of(settings: RouteSettings, serve: ServeConfig) -> UpstreamConfig:
         base_url = f"{settings.swarm_url or ''}".rstrip("/") + urlsplit(incumbent.base_url).path
         return UpstreamConfig(base_url=base_url, api_key=settings.swarm_token, model=incumbent.model)
     return UpstreamConfig(base_url=incumbent.base_url, api_key=incumbent.key(), model=incumbent.model)
-
-
-def _split(models: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names and the patterns among ``models``."""
-    return tuple(name for name in models if not is_pattern(name)), tuple(name for name in models if is_pattern(name))
 
 
 def _check_sessions(settings: RouteSettings, hooks: Hooks) -> None:

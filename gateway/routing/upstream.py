@@ -58,6 +58,9 @@ class Upstream:
     Args:
         config: where it is.
         timeout: seconds until an answer begins, a plain one ends, and between two parts of a stream.
+
+    Attributes:
+        breaker: its breaker.
     """
 
     def __init__(self, config: UpstreamConfig, timeout: float) -> None:
@@ -67,7 +70,7 @@ class Upstream:
         self._timeout = timeout
         self._name = f"the upstream {urlsplit(config.base_url).netloc.rpartition('@')[2]}"
         self._http = HttpClient(proxies=has_proxy(config.base_url))
-        self._breaker = Breaker(self._name)
+        self.breaker = Breaker(self._name)
         self._unspoken: dict[str, float] = {}
         #: paths of dialects that it answered: a 404 there is of something that a request names
         self._spoken: set[str] = set()
@@ -75,12 +78,7 @@ class Upstream:
     @property
     def available(self) -> bool:
         """Whether a request would be let through now."""
-        return self.state is not BreakerState.OPEN
-
-    @property
-    def state(self) -> BreakerState:
-        """Of its breaker."""
-        return self._breaker.state
+        return self.breaker.state is not BreakerState.OPEN
 
     async def relay(self, incoming: Incoming, reason: str) -> Outcome:
         """Send ``incoming`` in its own dialect; or as a chat where the upstream lacks it, whose outcome is then
@@ -201,7 +199,7 @@ class Upstream:
         url = self._base + path.removeprefix("/v1")
         stack = AsyncExitStack()
         try:
-            with self._breaker.call() as call:
+            with self.breaker.call() as call:
                 try:
                     async with asyncio.timeout(self._timeout):
                         answer = await self._reached(stack, method, url, body, self._headers(more))

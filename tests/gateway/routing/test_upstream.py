@@ -145,7 +145,7 @@ async def test_leaving_reaches_the_upstream(plain: Plain, ours: Upstream, how: s
             await asking
     async with asyncio.timeout(60):
         await plain.left.wait()
-    assert ours.state is BreakerState.CLOSED
+    assert ours.breaker.state is BreakerState.CLOSED
 
 
 async def test_a_refused_key_is_not_the_applications_fault_and_stays_secret(plain: Plain, ours: Upstream) -> None:
@@ -372,4 +372,4 @@ async def test_one_that_fails_is_left_alone_until_it_answers(
     plain.answers[CHAT] = lambda body: JSONResponse(completion("well again"))
     monkeypatch.setattr(breaker, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1.0))
     assert whole(await ours.relay(chat(), ""))[0] == 200
-    assert ours.available and ours.state is BreakerState.CLOSED
+    assert ours.available and ours.breaker.state is BreakerState.CLOSED
