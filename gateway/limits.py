@@ -19,8 +19,9 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from gateway.config.route import RouteSettings
@@ -57,20 +58,18 @@ class Load:
     seconds: float | None = None
 
 
-@dataclass(slots=True)
 class Admission:
     """All places of one gateway; of one event loop."""
 
-    _loads: dict[str, Load] = field(default_factory=dict[str, Load])
-    _semaphores: dict[tuple[str, int], asyncio.Semaphore] = field(
-        default_factory=dict[tuple[str, int], asyncio.Semaphore]
-    )
-    #: by key, only for its queue
-    _keys: dict[str, Load] = field(default_factory=dict[str, Load])
+    def __init__(self) -> None:
+        self._loads = defaultdict[str, Load](Load)
+        #: by key, only for its queue
+        self._keys = defaultdict[str, Load](Load)
+        self._semaphores: dict[tuple[str, int], asyncio.Semaphore] = {}
 
     def load(self, route: str) -> Load:
         """How full the route of that name is now."""
-        return self._loads.setdefault(route, Load())
+        return self._loads[route]
 
     async def enter(self, route: str, settings: RouteSettings, caller: Caller) -> Callable[[], None]:
         """Wait for a place on a route, and for one of the caller's own where its key is bounded.
@@ -90,7 +89,7 @@ class Admission:
                 semaphore.release()
 
         async def take(name: str, bound: int, queue: Load) -> None:
-            semaphore = self._semaphore(name, bound)
+            semaphore = self._semaphores.setdefault((name, bound), asyncio.Semaphore(bound))
 
             def overloaded(why: str) -> OverloadedError:
                 load.refused += 1
@@ -116,8 +115,7 @@ class Admission:
         try:
             if caller.max_in_flight is not None:
                 # first, so that a request that waits for its key takes no place of the route, nor of its queue
-                queue = self._keys.setdefault(caller.key_id, Load())
-                await take(f"key {caller.key_id}", caller.max_in_flight, queue)
+                await take(f"key {caller.key_id}", caller.max_in_flight, self._keys[caller.key_id])
             await take(f"route {route}", settings.max_in_flight, load)
         except BaseException:
             free()
@@ -133,11 +131,6 @@ class Admission:
             free()
 
         return release
-
-    def _semaphore(self, name: str, bound: int) -> asyncio.Semaphore:
-        if (semaphore := self._semaphores.get((name, bound))) is None:
-            semaphore = self._semaphores[name, bound] = asyncio.Semaphore(bound)
-        return semaphore
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ class Pipeline:
     ) -> Outcome:
         """The answer of the side that is drawn, or of what stands in for it; the other side answers behind it."""
         upstream, settings = route.upstream, route.settings
-        assert upstream is not None, "an incumbent is one"
+        assert upstream is not None and settings.serve is not None, "an incumbent is one"
         if draw.side == "challenger":
             asked = replace(incoming, left_out=LeftOut(incoming.left_out.dialect, {}, incoming.left_out.note))
             asked.left_out.add(incoming.call.left_out)
@@ -199,7 +199,7 @@ class Pipeline:
             # with an incumbent at hand, nobody waits for a training step
             training = replace(training, settings=_impatient(settings))
             try:
-                outcome = await self._trained(asked, route, training, behind_it, shadow.challenger_seconds)
+                outcome = await self._trained(asked, route, training, behind_it, settings.serve.challenger_seconds)
             except RequestError as exc:
                 # the incumbent may take what the challenger cannot
                 reason = exc.code or exc.type

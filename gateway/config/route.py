@@ -359,11 +359,6 @@ class RouteSettings(Model):
         self.check_answers()
         return self
 
-    @property
-    def gate_hook(self) -> str | None:
-        """That judges for the verdict; ``None``: the one that trains, or nobody."""
-        return self.serve.gate.hook if self.serve is not None else None
-
     def check_answers(self) -> None:
         """Raise :class:`ValueError` unless something answers the route's requests, and judges what is to train."""
         if self.serve is not None and self.swarm_url is None:

@@ -63,11 +63,8 @@ class Consent:
 
     def withholds(self, texts: Any) -> bool:
         """Whether what ``texts`` (JSON) hold forbids to keep them; rules cannot read a prompt of token ids."""
-        return self.rules is not None and (_token_ids(texts) or self.rules.private(texts))
-
-
-def _token_ids(body: Any) -> bool:
-    return isinstance(body, dict) and isinstance(cast("dict[str, Any]", body).get("prompt"), list)
+        prompt = cast("dict[str, Any]", texts).get("prompt") if isinstance(texts, dict) else None
+        return self.rules is not None and (isinstance(prompt, list) or self.rules.private(texts))
 
 
 def header_consent(headers: Mapping[str, str]) -> bool | None:

@@ -289,7 +289,7 @@ class KeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # a browser asks without a key what it may send, which no endpoint answers
         is_open = scope["type"] != "http" or scope["method"] == "OPTIONS" or scope["path"] in OPEN
-        if is_open or self._is_exempt(scope["path"]):
+        if is_open or (self._exempt and f"{scope['path']}/".startswith(f"{self._exempt}/")):
             await self.app(scope, receive, send)
             return
         who, admitted = "", False
@@ -312,9 +312,6 @@ class KeyMiddleware:
         if holder.caller.train is False:
             may_keep(texts=False)
         await self.app(scope, receive, send)
-
-    def _is_exempt(self, path: str) -> bool:
-        return bool(self._exempt) and f"{path}/".startswith(f"{self._exempt}/")
 
     def _audited(self, scope: Scope, caller: Callable[[], tuple[str, bool]], send: Send) -> Send:
         """``send`` that first notes commands and refusals: who sent what, from where, and with which status."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from operator import neg
 from typing import Any, TypeVar, cast
 
@@ -62,7 +62,8 @@ class Masking:
 
     def masked(self, value: T) -> T:
         """``value`` (JSON) with placeholders that none of its texts holds already; pictures and sounds stay."""
-        texts = list(_texts_of(value))
+        texts: list[tuple[str, bool]] = []
+        _mapped(value, lambda text, in_json: texts.append((text, in_json)) or text)
         self._taken.update(name for text, _ in texts for name in PLACEHOLDER.findall(text))
         for text, in_json in texts:
             self._masked(text, in_json)
@@ -248,18 +249,6 @@ def _unescaped(text: str) -> str:
         return json.loads(f'"{text}"')
     except ValueError:
         return text
-
-
-def _texts_of(value: object) -> Iterable[tuple[str, bool]]:
-    """The texts in ``value``, and whether each is JSON itself."""
-    texts: list[tuple[str, bool]] = []
-
-    def noted(text: str, in_json: bool) -> str:
-        texts.append((text, in_json))
-        return text
-
-    _mapped(value, noted)
-    return texts
 
 
 def _mapped(value: T, change: Callable[[str, bool], str], json_fields: Set[str] = CALLS, *, in_json: bool = False) -> T:

@@ -146,10 +146,11 @@ def rules_of(patterns: Mapping[str, re.Pattern[str]], finders: Iterable[str]) ->
     Raises:
         ConfigError: a finder cannot be imported, or a pattern not be read.
     """
-    return Rules((*(by_pattern(*named) for named in patterns.items()), *map(finder, finders)))
+    of_patterns = (_guarded(f"the pattern {name}", _by_pattern(name, pattern)) for name, pattern in patterns.items())
+    return Rules((*of_patterns, *map(finder, finders)))
 
 
-def by_pattern(name: str, pattern: re.Pattern[str]) -> Finder:
+def _by_pattern(name: str, pattern: re.Pattern[str]) -> Find:
     """Finds what ``pattern`` fits, as the kind ``name``.
 
     Raises:
@@ -160,16 +161,7 @@ def by_pattern(name: str, pattern: re.Pattern[str]) -> Finder:
         bounded = regex.compile(pattern.pattern)
     except regex.error as exc:
         raise ConfigError(f"patterns: {name}: {exc}") from exc
-
-    def spans(text: str) -> list[Span]:
-        try:
-            matches = bounded.finditer(text, timeout=_MATCH_SECONDS)
-            return [Span(name, *match.span()) for match in matches if match[0]]
-        except TimeoutError:
-            logger.error("the pattern %s takes more than %g s at a text, which counts as private", name, _MATCH_SECONDS)
-            return [Span("private", 0, len(text))]
-
-    return spans
+    return lambda text: [(name, *match.span()) for match in bounded.finditer(text, timeout=_MATCH_SECONDS)]
 
 
 def finder(spec: str) -> Finder:
@@ -181,13 +173,19 @@ def finder(spec: str) -> Finder:
     find: Find = _presidio() if spec == PRESIDIO else load_attribute(spec)
     if not callable(find):
         raise ConfigError(f"{spec} is no function")
+    return _guarded(spec, find)
+
+
+def _guarded(name: str, find: Find) -> Finder:
+    """The spans that ``find`` gives; a text at which it fails is private as a whole."""
 
     def spans(text: str) -> Iterator[Span]:
         try:
             parts = [Span(_kind(kind), max(0, start), min(len(text), end)) for kind, start, end in find(text)]
         except (Exception, SystemExit) as exc:
             # its message may quote the text
-            logger.error("%s fails at a text, which counts as private: %s", spec, type(exc).__name__)
+            why = f"takes more than {_MATCH_SECONDS:g} s" if isinstance(exc, TimeoutError) else "fails"
+            logger.error("%s %s at a text, which counts as private: %s", name, why, type(exc).__name__)
             parts = [Span("private", 0, len(text))]
         return (part for part in parts if part.start < part.end)
 

@@ -96,7 +96,8 @@ def _planned(route: RouteConfig | None, config: GatewayConfig, load: Callable[[s
         _check_sessions(settings, hooks := load(settings.hooks))
     serve = settings.serve
     upstream = settings.upstream if serve is None else _incumbent(settings, serve)
-    suites = serve.gate.suites if serve is not None else {}
+    gate = serve.gate if serve is not None else None
+    suites = gate.suites if gate is not None else {}
     name, models = (ONLY_ROUTE, config.model_aliases) if route is None else (route.name, config.names_of(route))
     # a plain upstream itself knows which models it has, and so does an incumbent
     takes_all = route is None and (config.swarm_url is None or serve is not None)
@@ -108,7 +109,7 @@ def _planned(route: RouteConfig | None, config: GatewayConfig, load: Callable[[s
         answers_to_served=serve is None and (route is None or all(map(is_pattern, route.models))),
         is_default=takes_all or name == config.default_route,
         hooks=hooks,
-        gate_hooks=load(settings.gate_hook) if settings.gate_hook is not None else None,
+        gate_hooks=load(gate.hook) if gate is not None and gate.hook is not None else None,
         suites=tuple(Suite.read(suite, source) for suite, source in sorted(suites.items())),
         upstream_key=(upstream, settings.sample_timeout_seconds) if upstream is not None else None,
     )

@@ -131,7 +131,7 @@ class RouteTable:
         """
         route = self._named.get(model or "") or await self._find_unnamed(model) or self._default
         if route is None:
-            raise await self._unknown(model, caller)
+            raise self._unknown(model, caller)
         if not caller.opens(route.name):
             raise ForbiddenError(
                 f"this key does not open the route {route.name!r}; it opens {_listed(caller.routes or ())}",
@@ -216,7 +216,7 @@ class RouteTable:
         # of a server that has named its model, the last known will do: requests of other routes are not to wait for it
         await asyncio.gather(*(swarm.last_known() if swarm.report.model else swarm.fresh_report() for swarm in swarms))
 
-    async def _unknown(self, model: str | None, caller: Caller) -> SwarmGatewayError:
+    def _unknown(self, model: str | None, caller: Caller) -> SwarmGatewayError:
         mine = [route for route in self.routes if caller.opens(route.name)]
         names = [name for route in mine for name in (*route.all_names, *route.patterns)]
         if not model:

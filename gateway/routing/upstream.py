@@ -71,6 +71,7 @@ class Upstream:
         self._name = f"the upstream {urlsplit(config.base_url).netloc.rpartition('@')[2]}"
         self._http = HttpClient(proxies=has_proxy(config.base_url))
         self.breaker = Breaker(self._name)
+        #: paths of dialects that it lacks, and until when that is taken for true
         self._unspoken: dict[str, float] = {}
         #: paths of dialects that it answered: a 404 there is of something that a request names
         self._spoken: set[str] = set()
@@ -95,7 +96,8 @@ class Upstream:
         untrained = {"x-swarm-trained": "false"} | ({"x-swarm-drop-reason": reason} if reason else {})
         path, stream = incoming.path, incoming.call.stream
         refused: Relayed | None = None
-        if not self._known_unspoken(path) and not (incoming.values and path in _TRANSLATED):
+        now = asyncio.get_running_loop().time()
+        if now >= self._unspoken.get(path, 0.0) and not (incoming.values and path in _TRANSLATED):
             sent_on = {name: incoming.headers[name] for name in _SENT_ON if name in incoming.headers}
             target = f"{path}?{incoming.query}" if incoming.query else path
             relayed = await self._send("POST", target, self._body(incoming), sent_on, stream=stream)
@@ -109,7 +111,7 @@ class Upstream:
         if refused is not None:
             if _is_nowhere(chat):
                 return refused
-            self._unspoken[path] = asyncio.get_running_loop().time()
+            self._unspoken[path] = now + _SILENT_SECONDS
         return _read_chat(chat, untrained)
 
     def lacks(self, path: str, outcome: Outcome) -> bool:
@@ -157,10 +159,6 @@ class Upstream:
         await self._http.close()
 
     # ------------------------------------------------------------------ the request
-
-    def _known_unspoken(self, path: str) -> bool:
-        since = self._unspoken.get(path)
-        return since is not None and asyncio.get_running_loop().time() - since < _SILENT_SECONDS
 
     def _body(self, incoming: Incoming) -> bytes:
         if incoming.values:
@@ -212,7 +210,11 @@ class Upstream:
                     raise self._broken(exc) from exc
                 call.failed = answer.status >= 500
             self._check(answer.status)
-            headers = {low: _asgi(value) for name, value in answer.headers.items() if _passes(low := name.lower())}
+            headers = {
+                low: _asgi(value)
+                for name, value in answer.headers.items()
+                if (low := name.lower()) in _PASSED_ON or low.startswith(_PASSED_ON_PREFIXES)
+            }
             if whole is not None:
                 return Relayed(answer.status, headers, whole)
             held = stack.pop_all()
@@ -275,10 +277,6 @@ def _has_dots(target: str) -> bool:
         if path == encoded:
             return False
     return True
-
-
-def _passes(name: str) -> bool:
-    return name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
 
 
 def _asgi(value: str) -> str:

@@ -43,7 +43,7 @@ class DeliveredAnswers:
 
     def __init__(self) -> None:
         self._answers = Latest[str, _Answer](_MOST)
-        self._terms: dict[Terms, Terms] = {}
+        self._terms = Latest[Terms, Terms](_MOST_TERMS)
 
     def note(self, incoming: Incoming, training: Training, shadow: Shadow, draw: Draw, outcome: Outcome) -> None:
         """Remember that ``outcome`` answers ``incoming``, where it may be compared; what stood in for its side is
@@ -60,8 +60,6 @@ class DeliveredAnswers:
                 "num_repeat": training.settings.num_repeat or report.num_repeat or 1,
             }
         )
-        if len(self._terms) >= _MOST_TERMS:
-            self._terms.clear()
         terms = self._terms.setdefault(terms, terms)
         name = _digest(incoming.caller.key_id, incoming.request_id)
         self._answers[name] = _Answer(name, training.swarm, terms, draw.side, len(training.swarm.falls))

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -70,11 +70,6 @@ class Shadow:
         self.sides = Sides(route, serve, lambda: follower.stage(route, serve.incumbent_name))
         #: the work behind answers, in the order in which it began
         self._under_way: list[asyncio.Task[str]] = []
-
-    @property
-    def challenger_seconds(self) -> float:
-        """For which a user waits for the challenger."""
-        return self._serve.challenger_seconds
 
     @property
     def free(self) -> int:
@@ -180,7 +175,8 @@ class Shadow:
         if swarm.gone_for(0.0) is not None:
             return AWAY
 
-        async def use(run: GroupRun, reference: Reference) -> _End:
+        async def use(run: GroupRun, reference: Reference) -> tuple[Pair, str]:
+            """The pair, and why the group is not trained; empty if it is."""
             run.reference = reference
             run.sample(range(len(run.shaped.bodies)))
             while run.sampling:
@@ -191,33 +187,31 @@ class Shadow:
                 if isinstance(failure, UnavailableError):
                     raise failure
                 run.settle([], None, [])
-                pair = reference.pair(run.shaped, run.outcomes)
-                return _End(pair, failure.code or failure.type)
+                return reference.pair(run.shaped, run.outcomes), failure.code or failure.type
             score = await run.judge()
             await self._turn(earlier)
             run.settle(list(run.samples), score, [])
             within = settings.submit_timeout_seconds + 2 * settings.hook_timeout_seconds + _GRACE
             done, drop = await run.settled(within)
-            pair = reference.pair(run.shaped, run.outcomes)
-            return _End(pair, (drop or "") if done else DropReason.SUBMIT_TIMEOUT)
+            return reference.pair(run.shaped, run.outcomes), (drop or "") if done else DropReason.SUBMIT_TIMEOUT
 
         fans_out = settings.when_batch_waits == "best" and self._decides(draw.stage)
         try:
             with self._taken(draw) as drawn:
                 reference = self.reference(training, incoming, answer, overheard.seconds, draw.stage, drawn)
-                end = await run_with_group(
+                pair, drop = await run_with_group(
                     training, incoming, None, partial(use, reference=reference), fans_out=fans_out
                 )
         except (RequestError, PassedThroughError):
             return REFUSED
         except SwarmGatewayError as exc:
             return exc.code or exc.type
-        if not end.drop:
+        if not drop:
             return TRAINED
         # the end of its group did not take the pair along
         await self._turn(earlier)
-        await _record(training, end.pair)
-        return COMPARED if end.drop in NO_EPISODE_NEEDED and not end.pair.unjudged else end.drop
+        await _record(training, pair)
+        return COMPARED if drop in NO_EPISODE_NEEDED and not pair.unjudged else drop
 
     def _decides(self, stage: ServingStage | None) -> bool:
         """Whether a comparison that trains nothing may move somebody: between two trials in the shadow none does."""
@@ -268,14 +262,6 @@ class Shadow:
             rules=self._serve.gate_rules,
             suites=training.suites,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """A group that is over; ``drop``: why it is not trained, empty if it is."""
-
-    pair: Pair
-    drop: str
 
 
 def behind_users(training: Training) -> Training:

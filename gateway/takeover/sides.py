@@ -152,9 +152,6 @@ def _side(position: float, share: float) -> Side:
 
 def _pinned(incoming: Incoming) -> Side | None:
     for pin in (incoming.headers.get(SIDE), incoming.caller.side):
-        match pin:
-            case "challenger" | "incumbent":
-                return pin
-            case _:
-                pass
+        if pin == "challenger" or pin == "incumbent":
+            return pin
     return None

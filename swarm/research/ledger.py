@@ -287,7 +287,7 @@ class Ledger:
 
         Raises:
             StateError: it cannot happen now; nothing was written.
-            OSError: the disk is full; nothing was written, and nothing will be: what follows would depend on it.
+            OSError: the disk is full; it did not happen, and nothing more will be written, for that would depend on it.
         """
         with self.lock:
             fields = {"event": event, "at": round(time.time(), 3), **values}
@@ -296,17 +296,12 @@ class Ledger:
                 raise OSError(errno.EIO, "an earlier event was not written", self._file.name)
             self.state.apply(json.loads(line))
             try:
-                self._write(line)
+                if self._file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, "the disk is full", self._file.name)
+                os.fsync(self._file.fileno())
             except OSError:
                 self._file.close()
                 raise
-
-    def _write(self, line: bytes) -> None:
-        before = os.fstat(self._file.fileno()).st_size
-        if self._file.write(line) < len(line):
-            self._file.truncate(before)
-            raise OSError(errno.ENOSPC, "the disk is full", self._file.name)
-        os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self

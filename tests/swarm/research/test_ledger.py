@@ -82,7 +82,7 @@ def test_what_cannot_happen_is_not_written(tmp_path: Path) -> None:
         assert (tmp_path / FILE).read_bytes() == lines
 
 
-def test_a_full_disk_leaves_no_half_line_and_ends_the_writing(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_writing_and_its_half_line_is_forgotten(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Ledger(tmp_path) as ledger:
         write(ledger, begun())
@@ -96,7 +96,9 @@ def test_a_full_disk_leaves_no_half_line_and_ends_the_writing(tmp_path: Path) ->
         # another thread's event would follow from one that is not there
         with pytest.raises(OSError, match="an earlier event was not written"):
             write(ledger, measured("base", 2, [0.5]))
-    assert (tmp_path / FILE).read_bytes() == lines
+    assert not read(tmp_path).runs
+    with Ledger(tmp_path):
+        assert (tmp_path / FILE).read_bytes() == lines
 
 
 def test_another_attempt_measures_anew() -> None:
