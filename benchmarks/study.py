@@ -129,11 +129,11 @@ def run(options: argparse.Namespace) -> None:
             "attempts": sum(one.attempt for one in state.runs.values()),
             "engine_hours": round(state.hours, 2),
             "finished": state.finished,
-            "base": {step: state.runs[BASE].score(step) for step in state.runs[BASE].scores},
+            "base": state.runs[BASE].means,
             "experiments": {
                 name: {
                     **one.delta,
-                    "score": state.runs[name].score(study.steps),
+                    "score": state.runs[name].means.get(study.steps),
                     "verdict": one.verdict,
                     "why": one.why,
                 }

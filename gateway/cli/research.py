@@ -207,11 +207,9 @@ def _draw(study: Study, state: State, path: Path) -> str:
         # what is marked lies above the others
         for name in sorted(first, key=lambda name: name in marked):
             run = first[name]
-            points = [(step, run.score(step)) for step in sorted(run.scores)]
-            measured = [(step, score) for step, score in points if score is not None]
             rank = marked.index(name) if name in marked else None
             colour = "#dddddd" if rank is None else INK if rank == 0 else COLOURS[(rank - 1) % len(COLOURS)]
-            evaluated(left, name if rank is not None else "_", measured, colour)
+            evaluated(left, name if rank is not None else "_", list(run.means.items()), colour)
         left.set_title(f"{study.evaluator.metric}, first runs")
         left.set_xlabel("training step")
         left.xaxis.get_major_locator().set_params(integer=True)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,9 +24,9 @@ from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.wire import without_token
 from swarm.concurrency import kill_group
 from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
+from swarm.evidence.learning import rewards_of
 from swarm.importer import python_path
 from swarm.job import TrainJob
-from swarm.measures import REWARD
 from swarm.research import trees
 from swarm.research.decisions import RunEnding, is_due, trouble
 from swarm.research.episode_process import EpisodeOrder
@@ -41,12 +42,18 @@ _AWAY_SECONDS = 60.0
 _TICK = 0.5
 _STOP_SECONDS = 180.0
 
+#: The status of a server whose engine lives, see :func:`_alive`.
+Alive = Callable[[], ServerStatus]
 #: Called with the kind of an event and its values: those of the ledger, and ``doing``.
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 
 
 class RunFailedError(SwarmGatewayError):
     """An attempt at a run failed; another may not."""
+
+
+class _StoppedError(Exception):
+    """``stopping`` came."""
 
 
 class ServerGoneError(SwarmGatewayError):
@@ -107,9 +114,11 @@ class Lab:
         policy = RetryPolicy(attempts=5, total=60.0)
         try:
             with SwarmClient(server, token=self._token, policy=policy) as client:
-                if not self._engine(client, order, stopping):
-                    return None
-                return self._train(client, server, order, stopping)
+                alive = partial(_alive, client, stopping)
+                self._boot(client, order, alive)
+                return self._train(alive, server, order)
+        except _StoppedError:
+            return None
         except (UnavailableError, AuthenticationError, ForbiddenError) as exc:
             raise ServerGoneError(f"{without_token(server)}: {exc.message}") from exc
         except (RunFailedError, ServerGoneError):
@@ -129,8 +138,8 @@ class Lab:
     def _is_ours(self, status: ServerStatus) -> bool:
         return status.job is not None and status.job.project == self._project
 
-    def _engine(self, client: SwarmClient, order: Order, stopping: threading.Event) -> bool:
-        """Let the engine of this run roll: the one that runs, or a new one; False if ``stopping`` came first."""
+    def _boot(self, client: SwarmClient, order: Order, alive: Alive) -> None:
+        """Let the engine of this run roll: the one that runs, or a new one."""
         status = client.status()
         offline = status.engine.engine_status is EngineState.OFFLINE
         if not offline and not self._is_ours(status):
@@ -153,22 +162,18 @@ class Lab:
         else:
             self._tell(order, f"goes on at step {status.engine.global_step}")
         deadline = time.monotonic() + self._study.boot_seconds
-        while not stopping.is_set():
-            if _alive(client, stopping).engine.engine_status is EngineState.ROLLING:
-                return True
+        while alive().engine.engine_status is not EngineState.ROLLING:
             if time.monotonic() > deadline:
                 raise RunFailedError(f"its engine does not roll after {self._study.boot_seconds:g} s")
-            stopping.wait(_TICK)
-        return False
+            time.sleep(_TICK)
 
-    def _train(self, client: SwarmClient, server: str, order: Order, stopping: threading.Event) -> RunEnding | None:
+    def _train(self, alive: Alive, server: str, order: Order) -> RunEnding:
         study = self._study
         measured = set(order.measured)
         step, moved = -1, time.monotonic()
         with self._process("train", server, order, order.tree) as child:
-            while not stopping.is_set():
-                line = child.next(_TICK)
-                status = _alive(client, stopping)
+            while True:
+                line, status = child.next(_TICK), alive()
                 if status.engine.global_step != step or line:
                     step, moved = status.engine.global_step, time.monotonic()
                     order.on_step(step)
@@ -177,16 +182,11 @@ class Lab:
                     return end
                 if line and "due" in line:
                     if is_due(study, order.run, step) and step not in measured:
-                        scores = self._evaluate(client, server, order, stopping)
-                        if scores is None or isinstance(scores, RunEnding):
+                        scores = self._evaluate(alive, server, order)
+                        if isinstance(scores, RunEnding):
                             return scores
-                        rewards = {
-                            evaluation.step: evaluation.metrics[REWARD]
-                            for evaluation in status.steps
-                            if REWARD in evaluation.metrics
-                        }
                         measured.add(step)
-                        if end := order.measure(step, scores, rewards):
+                        if end := order.measure(step, scores, rewards_of(status.steps)):
                             return end
                     child.go_on()
                     moved = time.monotonic()
@@ -196,42 +196,27 @@ class Lab:
                     return RunEnding(
                         "failed", f"stalled: no step for {study.early_stop.stall_seconds:g} s after {step}"
                     )
-        return None
 
-    def _evaluate(
-        self, client: SwarmClient, server: str, order: Order, stopping: threading.Event
-    ) -> list[float] | RunEnding | None:
+    def _evaluate(self, alive: Alive, server: str, order: Order) -> list[float] | RunEnding:
         """The scores; an evaluation that fails is made again, while the weights wait for it."""
-        why = ""
+        evaluator, why = self._study.evaluator, ""
         for attempt in range(1, EVALUATIONS + 1):
-            outcome = self._evaluated(client, server, order, stopping)
-            if outcome is None:
-                return None
-            if "scores" in outcome:
-                return outcome["scores"]
+            # a fresh copy for each evaluation, without bytecode: nothing that an experiment left there is imported
+            tree = trees.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
+            self._tell(order, "evaluates")
+            deadline = time.monotonic() + evaluator.seconds
+            with self._process("evaluate", server, order, tree) as child:
+                while (line := child.next(_TICK)) is None:
+                    alive()
+                    if time.monotonic() > deadline:
+                        raise RunFailedError(f"the evaluation took longer than {evaluator.seconds:g} s")
+            if "scores" in line:
+                return line["scores"]
             # an engine that died is no fault of the evaluator
-            _alive(client, stopping)
-            why = f"the evaluation failed {attempt} times: {outcome.get('failed', 'it ended')}"
+            alive()
+            why = f"the evaluation failed {attempt} times: {line.get('failed', 'it ended')}"
             self._tell(order, why)
         return RunEnding("failed", why)
-
-    def _evaluated(
-        self, client: SwarmClient, server: str, order: Order, stopping: threading.Event
-    ) -> dict[str, Any] | None:
-        """What the process of an evaluation tells; ``None`` if ``stopping`` came first."""
-        evaluator = self._study.evaluator
-        # a fresh copy for each evaluation, without bytecode: nothing that an experiment left there is imported
-        tree = trees.kept(self._folder, self._digest, f"evaluator/{order.run.name}")
-        self._tell(order, "evaluates")
-        deadline = time.monotonic() + evaluator.seconds
-        with self._process("evaluate", server, order, tree) as child:
-            while not stopping.is_set():
-                if (line := child.next(_TICK)) is not None:
-                    return line
-                _alive(client, stopping)
-                if time.monotonic() > deadline:
-                    raise RunFailedError(f"the evaluation took longer than {evaluator.seconds:g} s")
-        return None
 
     def _process(self, what: str, server: str, order: Order, tree: trees.Tree) -> StudyProcess:
         episodes = EpisodeOrder(
@@ -251,25 +236,26 @@ class Lab:
 
 
 def _alive(client: SwarmClient, stopping: threading.Event) -> ServerStatus:
-    """The status of the server, whose engine is not OFFLINE; a server that is away has its time to come back, unless
-    ``stopping`` comes.
+    """The status of the server, whose engine is not OFFLINE; a server that is away has its time to come back.
 
     Raises:
         RunFailedError: the engine died.
         UnavailableError: the server is still away.
+        _StoppedError: ``stopping`` came.
     """
     deadline = time.monotonic() + _AWAY_SECONDS
-    while True:
+    while not stopping.is_set():
         try:
             status = client.status()
         except UnavailableError:
-            if stopping.is_set() or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise
         else:
             if status.engine.engine_status is EngineState.OFFLINE:
                 words = [f"the engine died: {status.engine.engine_status_detail}", *status.last_lines]
                 raise RunFailedError("\n".join(words))
             return status
+    raise _StoppedError
 
 
 class StudyProcess:

@@ -82,10 +82,10 @@ class RunState:
         """Training steps of all attempts."""
         return self.lost_steps + max(self.trained, *self.scores, 0)
 
-    def score(self, step: int) -> float | None:
-        """The mean score at ``step``, if it was measured."""
-        scores = self.scores.get(step)
-        return fmean(scores) if scores else None
+    @property
+    def means(self) -> dict[int, float]:
+        """The mean score by step, in order."""
+        return {step: fmean(self.scores[step]) for step in sorted(self.scores)}
 
 
 def words_of(delta: Mapping[str, Any]) -> list[str]:

@@ -99,7 +99,7 @@ def described(study: Study, code: Path, state: State) -> dict[str, Any]:
                 "refused": experiment.refused,
                 "outcome": run.outcome if run else None,
                 "why": run.why if run else "",
-                "scores": {step: run.score(step) for step in sorted(run.scores)} if run else {},
+                "scores": run.means if run else {},
                 "rewards": run.rewards if run else {},
                 "gain": {"mean": interval.mean, "low": interval.low, "high": interval.high}
                 if interval and math.isfinite(interval.low)
@@ -114,7 +114,7 @@ def described(study: Study, code: Path, state: State) -> dict[str, Any]:
         "base": {
             "job": study.job,
             "settings": study.settings,
-            "scores": {step: base.score(step) for step in sorted(base.scores)} if base else {},
+            "scores": base.means if base else {},
         },
         "code": str(code),
         "patch_paths": study.patch_paths,
@@ -253,13 +253,12 @@ def _replayed(
             made.tell(trial, state=states.FAIL)
         if run is None:
             continue
-        for step in sorted(run.scores):
-            trial.report(run.score(step), step)
+        for step, score in run.means.items():
+            trial.report(score, step)
             if experiment.name != undecided or step < max(run.scores):
                 # the pruner notes the rungs that a trial passes only as it is asked
                 trial.should_prune()
         if run.outcome is not None:
-            score = run.score(max(run.scores)) if run.scores else None
-            ended = states.COMPLETE if run.outcome == "done" else states.PRUNED if score is not None else states.FAIL
-            made.tell(trial, score if ended is states.COMPLETE else None, state=ended)
+            ended = states.COMPLETE if run.outcome == "done" else states.PRUNED if run.scores else states.FAIL
+            made.tell(trial, [*run.means.values()][-1] if ended is states.COMPLETE else None, state=ended)
     return made, trials

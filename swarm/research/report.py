@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 from swarm.intervals import mean_interval
@@ -102,7 +101,14 @@ def markdown(study: Study, state: State, picture: str = "") -> str:
         *_table(
             ("run", "server", "attempts", "outcome", "scores by step", "why"),
             *(
-                (name, run.server, run.attempt, run.outcome or "runs", _scores(run), run.why)
+                (
+                    name,
+                    run.server,
+                    run.attempt,
+                    run.outcome or "runs",
+                    ", ".join(f"{step}: {score:.4g}" for step, score in run.means.items()),
+                    run.why,
+                )
                 for name, run in state.runs.items()
             ),
         ),
@@ -146,12 +152,8 @@ def _first_run(state: State, name: str) -> tuple[str, str]:
     """Its outcome and its last score."""
     if (run := state.runs.get(name)) is None:
         return "not run", ""
-    score = run.score(_last(run))
-    return run.outcome or f"runs, step {_last(run)}", "" if score is None else f"{score:.4g}"
-
-
-def _scores(run: RunState) -> str:
-    return ", ".join(f"{step}: {fmean(run.scores[step]):.4g}" for step in sorted(run.scores))
+    means = run.means
+    return run.outcome or f"runs, step {_last(run)}", f"{means[_last(run)]:.4g}" if means else ""
 
 
 def _gain(study: Study, state: State, experiment: Experiment) -> str:
