@@ -72,11 +72,7 @@ class Holder:
 
 
 class RequestRate:
-    """The last minute of one key.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """The last minute of one key; ``clock`` gives seconds, monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

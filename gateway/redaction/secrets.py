@@ -21,24 +21,16 @@ _FORMS = {
         # OpenAI and many others
         "sk-": r"[\w-]{20,250}",
         # Stripe
-        "sk_live_": r"[A-Za-z0-9]{16,200}",
-        "sk_test_": r"[A-Za-z0-9]{16,200}",
-        "rk_live_": r"[A-Za-z0-9]{16,200}",
+        **dict.fromkeys(("sk_live_", "sk_test_", "rk_live_"), r"[A-Za-z0-9]{16,200}"),
         "whsec_": r"[A-Za-z0-9+/]{32,64}=?",
         # GitHub, GitLab
-        "ghp_": r"[A-Za-z0-9]{36,251}",
-        "gho_": r"[A-Za-z0-9]{36,251}",
-        "ghu_": r"[A-Za-z0-9]{36,251}",
-        "ghs_": r"[A-Za-z0-9]{36,251}",
-        "ghr_": r"[A-Za-z0-9]{36,251}",
+        **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{36,251}"),
         "github_pat_": r"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}",
         "glpat-": r"[\w-]{20,64}",
         # AWS
-        "AKIA": r"[A-Z2-7]{16}",
-        "ASIA": r"[A-Z2-7]{16}",
+        **dict.fromkeys(("AKIA", "ASIA"), r"[A-Z2-7]{16}"),
         # Slack
-        "xoxb-": r"[0-9]{6,}-[A-Za-z0-9-]{10,200}",
-        "xoxp-": r"[0-9]{6,}-[A-Za-z0-9-]{10,200}",
+        **dict.fromkeys(("xoxb-", "xoxp-"), r"[0-9]{6,}-[A-Za-z0-9-]{10,200}"),
         "xoxa-": r"[0-9]-?[A-Za-z0-9-]{10,200}",
         # Google
         "AIza": r"[\w-]{35}",

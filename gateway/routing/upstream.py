@@ -99,8 +99,7 @@ class Upstream:
         now = asyncio.get_running_loop().time()
         if now >= self._unspoken.get(path, 0.0) and not (incoming.values and path in _TRANSLATED):
             sent_on = {name: incoming.headers[name] for name in _SENT_ON if name in incoming.headers}
-            target = f"{path}?{incoming.query}" if incoming.query else path
-            relayed = await self._send("POST", target, self._body(incoming), sent_on, stream=stream)
+            relayed = await self._send("POST", path, self._body(incoming), sent_on, stream=stream, query=incoming.query)
             relayed = Relayed(relayed.status, {**relayed.headers, **untrained}, relayed.body, relayed.close)
             if relayed.status == 200:
                 self._spoken.add(path)
@@ -131,11 +130,10 @@ class Upstream:
             name: headers[name] for name in ("content-type", "content-encoding", "accept", *_SENT_ON) if name in headers
         }
         path = quote(request.path, safe=_PLAIN)
-        target = f"{path}?{request.query}" if request.query else path
         body = request.body
         if self._model and request.path.startswith(_MODELS_OWN) and "model" in (asked := object_in(body) or {}):
             body = to_json({**asked, "model": self._model})
-        relayed = await self._send(request.method, target, body, kept, stream=True)
+        relayed = await self._send(request.method, path, body, kept, stream=True, query=request.query)
         return Relayed(relayed.status, {**relayed.headers, "x-swarm-trained": "false"}, relayed.body, relayed.close)
 
     async def models(self) -> list[dict[str, Any]]:
@@ -191,10 +189,12 @@ class Upstream:
 
     # ------------------------------------------------------------------ sending
 
-    async def _send(self, method: str, path: str, body: bytes, more: Mapping[str, str], *, stream: bool) -> Relayed:
+    async def _send(
+        self, method: str, path: str, body: bytes, more: Mapping[str, str], *, stream: bool, query: str = ""
+    ) -> Relayed:
         if _has_dots(path):
             raise NotFoundError("a path below /v1 has no parts of dots, which lead elsewhere", param="path")
-        url = self._base + path.removeprefix("/v1")
+        url = self._base + path.removeprefix("/v1") + (f"?{query}" if query else "")
         stack = AsyncExitStack()
         try:
             with self.breaker.call() as call:
@@ -266,10 +266,9 @@ class Upstream:
             raise UpstreamError(f"{self._name} redirects: set base_url to where it leads", code="upstream_redirects")
 
 
-def _has_dots(target: str) -> bool:
+def _has_dots(path: str) -> bool:
     """Whether a path has parts of one or two dots, which lead upwards or nowhere, also once clients and servers on the
     way have decoded it; what is encoded more than :data:`_MOST_DECODINGS` times is not looked into."""
-    path = target.partition("?")[0]
     for _ in range(_MOST_DECODINGS):
         if not {".", ".."}.isdisjoint(re.split(r"[/\\]", path)):
             return True

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from adapters.dialects import SampledAnswer, answer_in
 from adapters.dialects.chat_answers import answer_of_chunks
 from adapters.dialects.dialect import unreadable
-from gateway.types import Decided, Live, Outcome, Relayed, stream_of
+from gateway.types import Decided, Live, Outcome, Relayed
 from swarm.errors import UpstreamError
 from swarm.evidence.pairs import Side
 
@@ -33,17 +33,6 @@ _FAILED = "error"
 T = TypeVar("T")
 #: Reads the answer; raises :class:`swarm.errors.UpstreamError` where it cannot.
 Read = Callable[[], SampledAnswer]
-
-
-async def delivered(outcome: Outcome) -> None:
-    """Take an answer to its end, for nobody."""
-    try:
-        if (stream := stream_of(outcome)) is not None:
-            async for _ in stream:
-                pass
-    finally:
-        if outcome.close is not None:
-            await outcome.close()
 
 
 class Overheard:

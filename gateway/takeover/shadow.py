@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,9 +25,9 @@ from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.sampling import candidate_of, count_of
 from gateway.rollout.server import Training
 from gateway.stats import DropReason, Stats
-from gateway.takeover.incumbent import INCUMBENT, Overheard, delivered
+from gateway.takeover.incumbent import INCUMBENT, Overheard
 from gateway.takeover.sides import Draw, Sides, position_of
-from gateway.types import Incoming, LeftOut, Outcome, Prospect
+from gateway.types import Incoming, LeftOut, Outcome, Prospect, stream_of
 from swarm.client.claiming import NO_EPISODE_NEEDED
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.evidence.pairs import MAX_NAME, Pair, Terms
@@ -51,12 +50,6 @@ Earlier = Sequence[asyncio.Task[str]]
 
 class Shadow:
     """The shadow of one route; groups of it run in the background of their swarm server.
-
-    Args:
-        route: its name.
-        serve: its settings.
-        stats: counts what becomes of the groups.
-        follower: knows its stage.
 
     Attributes:
         sides: who answers which request.
@@ -149,7 +142,7 @@ class Shadow:
         """One answer of the incumbent behind a group; returns what became of it."""
         try:
             answer, seconds = await whole_answer(ask, incoming)
-            with self._taken(draw) as drawn:
+            with self.sides.taken(draw) as drawn:
                 pair = await run.compared(self.reference(training, incoming, answer, seconds, draw.stage, drawn))
                 if not run.samples and not pair.challenger.failed:
                     raise UpstreamError("its user left the challenger's stream", code=NOT_WHOLE)
@@ -197,7 +190,7 @@ class Shadow:
 
         fans_out = settings.when_batch_waits == "best" and self._decides(draw.stage)
         try:
-            with self._taken(draw) as drawn:
+            with self.sides.taken(draw) as drawn:
                 reference = self.reference(training, incoming, answer, overheard.seconds, draw.stage, drawn)
                 pair, drop = await run_with_group(
                     training, incoming, None, partial(use, reference=reference), fans_out=fans_out
@@ -223,16 +216,6 @@ class Shadow:
         quick answers, and where slow ones are worse, these would prove too much."""
         if earlier and self._decides(self.sides.stage):
             await asyncio.wait(earlier)
-
-    @contextmanager
-    def _taken(self, draw: Draw) -> Generator[Drawn]:
-        """Who answered, with the conversations that have begun; they wait for another pair where the block fails."""
-        begun = self.sides.take_begun(draw.stage)
-        try:
-            yield Drawn(draw.side, draw.position, begun)
-        except BaseException:
-            self.sides.put_back(draw.stage, begun)
-            raise
 
     def reference(
         self,
@@ -280,7 +263,14 @@ async def whole_answer(ask: Ask, incoming: Incoming) -> tuple[SampledAnswer, flo
         SwarmGatewayError: there is none, with code ``not_whole`` where it is an error, or broke off.
     """
     overheard = Overheard(incoming.path, lambda _: None)
-    await delivered(overheard.outcome(await ask(incoming)))
+    outcome = overheard.outcome(await ask(incoming))
+    try:
+        if (stream := stream_of(outcome)) is not None:
+            async for _ in stream:
+                pass
+    finally:
+        if outcome.close is not None:
+            await outcome.close()
     if overheard.read is None:
         raise UpstreamError("the incumbent's answer is not whole", code=NOT_WHOLE)
     return overheard.read(), overheard.seconds

@@ -7,11 +7,13 @@ incumbent answers everybody. The hash of a conversation is the same at every gat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from gateway.config.takeover import ServeConfig
+from gateway.rollout.reference import Drawn
 from gateway.sessions.conversation import INSTRUCTIONS, names_of
 from gateway.types import Incoming
 from reward_hooks.contract import texts_of
@@ -40,14 +42,7 @@ class Draw:
 
 
 class Sides:
-    """The sides of one route's conversations.
-
-    Args:
-        route: its name.
-        serve: its settings.
-        stage: its stage, as far as it is known.
-        wall: Unix seconds.
-    """
+    """The sides of one route's conversations; ``stage`` gives its stage, as far as it is known."""
 
     def __init__(
         self,
@@ -110,20 +105,23 @@ class Sides:
         self._sides[conversation] = side, chosen
         return Draw(side, stage, None if chosen else position)
 
-    def take_begun(self, stage: ServingStage | None) -> tuple[int, int]:
-        """Conversations that began with the challenger and with the incumbent since the last call, while ``stage`` is
-        that of now."""
-        if stage is None or stage.share != self._share:
-            return 0, 0
-        begun = self._begun["challenger"], self._begun["incumbent"]
-        self._begun = dict.fromkeys(self._begun, 0)
-        return begun
+    @contextmanager
+    def taken(self, draw: Draw) -> Generator[Drawn]:
+        """Who answered, with the conversations that have begun since the last block, while the stage of ``draw`` is
+        that of now; they wait for another pair where the block fails."""
+        begun: dict[Side, int] = dict.fromkeys(self._begun, 0)
+        if self._counts(draw.stage):
+            begun, self._begun = self._begun, begun
+        try:
+            yield Drawn(draw.side, draw.position, (begun["challenger"], begun["incumbent"]))
+        except BaseException:
+            if self._counts(draw.stage):
+                self._begun = {side: self._begun[side] + count for side, count in begun.items()}
+            raise
 
-    def put_back(self, stage: ServingStage | None, begun: tuple[int, int]) -> None:
-        """What :meth:`take_begun` gave for ``stage`` is in no pair."""
-        if stage is not None and stage.share == self._share:
-            self._begun["challenger"] += begun[0]
-            self._begun["incumbent"] += begun[1]
+    def _counts(self, stage: ServingStage | None) -> bool:
+        """Whether what has begun began in the share of ``stage``."""
+        return stage is not None and stage.share == self._share
 
     def _conversation(self, incoming: Incoming) -> str:
         key_id = incoming.caller.key_id

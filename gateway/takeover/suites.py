@@ -27,9 +27,9 @@ from gateway.rollout.reference import Drawn
 from gateway.rollout.server import Training
 from gateway.takeover.shadow import Ask, Shadow, behind_users, whole_answer
 from gateway.types import Caller, Incoming
-from swarm.concurrency import all_of, backoff, first_of
+from swarm.concurrency import backoff, first_of
 from swarm.data import read_tasks, task_digest
-from swarm.errors import ConfigError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
+from swarm.errors import ConfigError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.evidence.pairs import Pair
 from swarm.evidence.stages import ServingStage
 from swarm.importer import digest_of
@@ -81,10 +81,8 @@ class Examination:
     """The suites of one route.
 
     Args:
-        suites: at least one.
         shadow: of the route; what is compared behind its users goes first.
-        training: of the route.
-        ask: the incumbent.
+        ask: asks the incumbent.
     """
 
     def __init__(self, suites: Sequence[Suite], shadow: Shadow, training: Training, ask: Ask) -> None:
@@ -135,18 +133,21 @@ class Examination:
                 continue
             begun = drawn[suite]
             numbers = self._numbers[begun : begun + max(1, self._shadow.free)]
-            outcomes = await all_of(self._outcome(stage, suite, number) for number in numbers)
+            outcomes = await asyncio.gather(
+                *(self._pair(stage, suite, number) for number in numbers), return_exceptions=True
+            )
             try:
                 for outcome in outcomes:
-                    if isinstance(outcome, SwarmGatewayError):
+                    if isinstance(outcome, BaseException):
                         raise outcome
                     await self._training.swarm.client.record_pair(outcome)
                     drawn[suite] += 1
                 failures = 0
-            except SwarmGatewayError as exc:
+            except Exception as exc:  # nobody else begins to ask again
                 failures += 1
                 if failures == 1:
-                    logger.warning("suite %s proves nothing until a draw is answered: %s", suite.key, exc)
+                    unknown = None if isinstance(exc, SwarmGatewayError) else exc
+                    logger.warning("suite %s proves nothing until it is answered: %s", suite.key, exc, exc_info=unknown)
                 await asyncio.sleep(backoff(failures, _FIRST_PAUSE, _LONGEST_PAUSE))
 
     async def _next(self, stage: ServingStage, drawn: dict[Suite, int]) -> Suite | None:
@@ -162,17 +163,8 @@ class Examination:
         left = [suite for suite in self._suites if suite.key not in decided and drawn[suite] < len(self._numbers)]
         return min(left, key=lambda suite: drawn[suite], default=None)
 
-    async def _outcome(self, stage: ServingStage, suite: Suite, number: int) -> Pair | SwarmGatewayError:
-        """The pair of one draw, or why there is none."""
-        try:
-            return await self._pair(stage, suite, number)
-        except SwarmGatewayError as exc:
-            return exc
-        except Exception as exc:  # nobody else begins to ask again
-            logger.exception("draw %d of suite %s failed", number, suite.key)
-            return UpstreamError(f"a draw failed: {type(exc).__name__}")
-
     async def _pair(self, stage: ServingStage, suite: Suite, number: int) -> Pair:
+        """The pair of one draw."""
         training, prompt = self._training, suite.drawn(number)
         if (gone := training.swarm.gone_for(0.0)) is not None:
             raise gone

@@ -122,13 +122,7 @@ class Terms(TolerantModel):
     rules: GateRules = GateRules()
     stage: _Name = "shadow"
     share: _Share = 0.0
-    suites: tuple[_Name, ...] = Field(default=(), max_length=MAX_SUITES)
-
-    @model_validator(mode="after")
-    def _protected_suites_have_names(self) -> Self:
-        if "" in self.suites:
-            raise ValueError("a protected suite has a name: the empty one is that of live requests")
-        return self
+    suites: tuple[SuiteName, ...] = Field(default=(), max_length=MAX_SUITES)
 
     @property
     def digest(self) -> str:

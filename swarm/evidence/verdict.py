@@ -178,11 +178,7 @@ class _Guard:
 
 
 class PairedEvidence:
-    """The pairs of equal ``terms`` so far.
-
-    Args:
-        terms: of all of them.
-    """
+    """The pairs of equal ``terms`` so far."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms

@@ -52,13 +52,7 @@ class ProposerError(SwarmGatewayError):
 
 
 def propose(study: Study, folder: Path, code: Path, state: State) -> Proposal:
-    """The next proposal.
-
-    Args:
-        study: has the proposer.
-        folder: of the study.
-        code: holds the base code, for proposers that write patches.
-        state: what is known by now.
+    """The next proposal; ``code`` holds the base code, for proposers that write patches.
 
     Raises:
         ProposerError: it failed, or answers something else.

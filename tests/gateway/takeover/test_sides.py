@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -52,6 +53,11 @@ class Route:
             request_id=more.pop("request_id", "r"),
         )
         return self.gateways[gateway].draw(incoming)
+
+
+def begun(sides: Sides, stage: ServingStage | None) -> tuple[int, int]:
+    with sides.taken(Draw("incumbent", stage)) as drawn:
+        return drawn.begun
 
 
 def between(low: float, high: float) -> str:
@@ -131,7 +137,7 @@ def test_a_conversation_whose_side_was_chosen_is_drawn_by_no_chance_later_either
         later = route.drawn(chosen, turn)
         assert (later.side, later.position) == ("incumbent", None)
     assert route.drawn(left, 1).position is not None
-    assert route.gateways[0].take_begun(route.stage) == (0, 0)
+    assert begun(route.gateways[0], route.stage) == (0, 0)
 
 
 def test_a_header_or_a_key_pins_a_side() -> None:
@@ -144,7 +150,7 @@ def test_a_header_or_a_key_pins_a_side() -> None:
     assert route.draw(theirs, 1) == "challenger"
     assert route.draw(theirs, key_id="k", side="challenger") == "challenger"
     assert route.draw(theirs, key_id="k", headers={"x-swarm-side": "odd"}) in ("challenger", "incumbent")
-    assert route.gateways[0].take_begun(route.stage) in ((0, 0), (1, 0), (0, 1))
+    assert begun(route.gateways[0], route.stage) in ((0, 0), (1, 0), (0, 1))
 
 
 def test_the_sides_are_counted_once_for_each_conversation_and_come_in_the_share() -> None:
@@ -153,17 +159,23 @@ def test_the_sides_are_counted_once_for_each_conversation_and_come_in_the_share(
     for number in range(2000):
         for turn in range(2):
             route.draw(text=f"hello {number}", turn=turn)
-    ours, theirs = route.gateways[0].take_begun(route.stage)
+    ours, theirs = begun(route.gateways[0], route.stage)
     assert ours + theirs == 2000 and abs(ours / 2000 - 0.25) < 0.04
-    assert route.gateways[0].take_begun(route.stage) == (0, 0)
-    # the pair that was to tell of them never came
-    route.gateways[0].put_back(route.stage, (ours, theirs))
-    before = route.stage
-    route.move(0.5)
-    route.draw(text="new")
-    route.gateways[0].put_back(before, (ours, theirs))
-    assert route.gateways[0].take_begun(before) == (0, 0), "they began in another share"
-    assert sum(route.gateways[0].take_begun(route.stage)) == 1
+    assert begun(route.gateways[0], route.stage) == (0, 0)
+    # the pair that was to tell of them never comes
+    route.draw(text="first")
+    before, sides = route.stage, route.gateways[0]
+    with suppress(LookupError), sides.taken(Draw("incumbent", before)) as lost:
+        assert sum(lost.begun) == 1
+        raise LookupError
+    assert sum(begun(sides, before)) == 1
+    route.draw(text="second")
+    with suppress(LookupError), sides.taken(Draw("incumbent", before)) as lost:
+        route.move(0.5)
+        route.draw(text="new")
+        raise LookupError
+    assert begun(route.gateways[0], before) == (0, 0), "they began in another share"
+    assert sum(begun(route.gateways[0], route.stage)) == 1
 
 
 def test_conversations_that_began_before_the_settings_were_read_anew_are_counted_once() -> None:
@@ -174,7 +186,7 @@ def test_conversations_that_began_before_the_settings_were_read_anew_are_counted
     before, after = route.gateways
     after.go_on_from(before)
     route.draw(text="new", gateway=1)
-    assert sum(after.take_begun(route.stage)) == 101 and before.take_begun(route.stage) == (0, 0)
+    assert sum(begun(after, route.stage)) == 101 and begun(before, route.stage) == (0, 0)
 
 
 def test_a_key_keeps_its_side_and_a_request_has_one_of_its_own() -> None:
@@ -182,7 +194,7 @@ def test_a_key_keeps_its_side_and_a_request_has_one_of_its_own() -> None:
     route.move(0.5)
     for key in ("a", "b", "c"):
         assert len({route.draw(f"s{number}", key_id=key) for number in range(20)}) == 1
-    assert route.gateways[0].take_begun(route.stage) == (0, 0)
+    assert begun(route.gateways[0], route.stage) == (0, 0)
     route = Route(sticky="request")
     route.move(0.5)
     drawn = [route.draw("same", request_id=f"r{number}") for number in range(40)]

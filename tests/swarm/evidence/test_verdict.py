@@ -191,7 +191,7 @@ def test_other_terms_are_another_comparison() -> None:
     for change in ({"challenger": 4}, {"code": "x"}, {"num_repeat": 4}, {"model": "m"}, {"incumbent": "other"}):
         assert verdict(pairs, TERMS.model_copy(update=change)).requests == 0
     assert verdict(pairs).requests == 60
-    with pytest.raises(ValidationError, match="has a name"):
+    with pytest.raises(ValidationError, match="at least 1 character"):
         Terms(suites=("",))
 
 
