@@ -135,16 +135,12 @@ class KeyRing:
                 logger.warning("there are no keys in %s yet: `swarm-gateway keys create` makes one", file.path)
         self._fixed = _fixed(config.api_keys)
 
-    def holder(self, key: bytes) -> Holder:
-        """The owner of ``key``.
+    def holder(self, key_digest: bytes) -> Holder:
+        """The owner of the key with the SHA-256 ``key_digest``.
 
         Raises:
             AuthenticationError: an unknown key, or one that is revoked or expired.
         """
-        return self.holder_of(digest(key))
-
-    def holder_of(self, key_digest: bytes) -> Holder:
-        """As :meth:`holder`, by the SHA-256 of a key."""
         if self.open:
             return Holder(Caller(), admin=True)
         virtual = self._virtual.find(key_digest) if self._virtual is not None else None
@@ -293,7 +289,7 @@ class KeyMiddleware:
             send = self._audited(scope, lambda: (who, admitted), send)
         try:
             # keys are compared as bytes
-            holder = self._keys.holder(bearer_bytes(scope["headers"]))
+            holder = self._keys.holder(digest(bearer_bytes(scope["headers"])))
             who = holder.caller.label or holder.caller.key_id
             _check(scope["path"], holder)
             if scope["method"] not in ("GET", "HEAD"):

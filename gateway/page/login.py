@@ -104,7 +104,7 @@ class Logins:
         return visitor
 
     def _visitor(self, key_digest: bytes) -> Visitor:
-        holder = self._keys.holder_of(key_digest)
+        holder = self._keys.holder(key_digest)
         scope = "decide" if holder.admin else holder.virtual and holder.virtual.page
         if not scope:
             raise ForbiddenError(

@@ -139,11 +139,13 @@ class _Sides:
     def uneven(self) -> bool:
         # in [-1, 1], a conversation of the challenger's is 1, one of the incumbent's -1
         mean = 2 * self._share - 1
-        tests = (Wealth(mean), Wealth(-mean)) if -1 < mean < 1 else ()
-        for sign, wealth in zip((1.0, -1.0), tests, strict=False):
+        for sign in (1.0, -1.0) if -1 < mean < 1 else ():
+            wealth = Wealth(sign * mean)
             for side, times in zip((sign, -sign), self.begun, strict=True):
                 wealth.add(side, times)
-        return any(wealth.refutes(MISMATCH / 2) for wealth in tests)
+            if wealth.refutes(MISMATCH / 2):
+                return True
+        return False
 
     @property
     def sentence(self) -> str:
@@ -248,8 +250,7 @@ class PairedEvidence:
         self._verdict = None
 
     def alarm(self) -> bool:
-        """Whether the challenger is proven worse: as :meth:`promotable`, cheaper than
-        :meth:`verdict`, which needs the interval."""
+        """Whether the challenger is proven worse; as :meth:`promotable` cheaper than :meth:`verdict`."""
         return "worse" in self._findings().values() or bool(self._worse_guards())
 
     def promotable(self) -> bool:
@@ -316,14 +317,11 @@ class PairedEvidence:
 
     def _findings(self) -> dict[str, Finding]:
         alpha = self.terms.rules.alpha
-        rewards = self._rewards.items()
-        findings: dict[str, Finding] = {
-            name: reward.finding(alpha, self.budget[name or REWARD]) for name, reward in rewards
-        }
-        for name, finding in findings.items():
+        findings: dict[str, Finding] = {}
+        for name, reward in self._rewards.items():
+            finding = reward.finding(alpha, self.budget[name or REWARD])
             # of a suite that lacks judgements, those that are there may be the easy ones
-            if name and finding != "worse" and self._holds(name):
-                findings[name] = "undecided"
+            findings[name] = "undecided" if name and finding != "worse" and self._holds(name) else finding
         return findings
 
     def _worse_guards(self) -> tuple[str, ...]:

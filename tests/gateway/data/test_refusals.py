@@ -15,7 +15,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.data.consent import Refusals
 from gateway.keys.ring import KeyRing
 from gateway.keys.store import KeyFile
-from swarm.credentials import read_private
+from swarm.credentials import digest, read_private
 from swarm.errors import ConfigError, ConflictError, NotFoundError, RequestError
 from tests.gateway.conftest import BODY, CHAT, ask, gateway_before
 from tests.standins.vllm import plain, told
@@ -77,13 +77,13 @@ async def test_a_ring_says_no_for_a_key_that_opted_out_and_for_no_other(tmp_path
     (key, text), (_, other) = file.create("shop", train=True), file.create("web")
     config = GatewayConfig.model_validate({"hooks": "h", "keys_file": str(file.path), "api_keys": ["fixed"]})
     keys = KeyRing(config)
-    assert keys.holder(text.encode()).caller.train is True
+    assert keys.holder(digest(text)).caller.train is True
     assert await keys.opt_out(key.id, "") and not await keys.opt_out(key.id, "") and not await keys.opt_out(key.id, "s")
-    fixed = keys.holder(b"fixed").caller
-    assert await keys.opt_out(fixed.key_id, "") and keys.holder(b"fixed").caller.train is False
+    fixed = keys.holder(digest(b"fixed")).caller
+    assert await keys.opt_out(fixed.key_id, "") and keys.holder(digest(b"fixed")).caller.train is False
     for ring in (keys, KeyRing(config)):
-        assert ring.holder(text.encode()).caller.train is False
-        assert ring.holder(other.encode()).caller.train is None
+        assert ring.holder(digest(text)).caller.train is False
+        assert ring.holder(digest(other)).caller.train is None
     with pytest.raises(NotFoundError, match="keys list"):
         await keys.opt_out("f00", "")
     with pytest.raises(RequestError, match="name a key"):
@@ -96,7 +96,7 @@ async def test_a_ring_says_no_for_a_key_that_opted_out_and_for_no_other(tmp_path
 
 async def test_a_sessions_no_holds_when_a_reload_names_a_file_of_keys(tmp_path: Path) -> None:
     keys = KeyRing(GatewayConfig.model_validate({"hooks": "h", "api_keys": ["fixed"]}))
-    key_id = keys.holder(b"fixed").caller.key_id
+    key_id = keys.holder(digest(b"fixed")).caller.key_id
     assert await keys.refusals.hear(key_id, "hers", NO)
     file = KeyFile(tmp_path / "keys.json")
     keys.change(GatewayConfig.model_validate({"hooks": "h", "api_keys": ["fixed"], "keys_file": str(file.path)}))
@@ -130,7 +130,7 @@ async def test_a_look_at_the_file_takes_back_no_no_that_is_said_meanwhile(
     await asyncio.wait({saying_no}, timeout=0.3)
     go_on.set()
     await asyncio.gather(looking, saying_no)
-    assert keys.holder(text.encode()).caller.train is False
+    assert keys.holder(digest(text)).caller.train is False
 
 
 async def test_a_session_that_said_no_stays_untrained_after_a_restart(rig: server.Rig, tmp_path: Path) -> None:
