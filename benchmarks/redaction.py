@@ -26,8 +26,8 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
 
+from gateway.redaction.identifiers import Span
 from gateway.redaction.rules import private, spans
-from gateway.redaction.spans import Span
 
 _CHARS_PER_TOKEN = 4
 _PAGES = Path(__file__).parent.parent / "docs"

@@ -17,10 +17,8 @@ from typing import Any, cast
 
 import regex
 
-from gateway.redaction.addresses import emails, ip_addresses
-from gateway.redaction.numbers import numbers
+from gateway.redaction.identifiers import Span, emails, ip_addresses, numbers
 from gateway.redaction.secrets import secrets
-from gateway.redaction.spans import Span
 from swarm.errors import ConfigError
 from swarm.importer import load_attribute
 

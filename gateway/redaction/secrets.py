@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from gateway.redaction.spans import Span
+from gateway.redaction.identifiers import Span
 
 #: What follows each prefix.
 _FORMS = {

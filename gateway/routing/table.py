@@ -185,13 +185,9 @@ class RouteTable:
                 code="engine_offline",
             )
             await self._wait_until(lambda: self._served_as(model) or len(self._silent()) <= 1, silent[0], error)
-        if (route := self._served_as(model)) is not None:
-            return route
-        if matching is not None:
-            return matching
-        # a swarm server that has not answered yet may serve it; its route waits for it, or falls back
         silent = self._silent()
-        return silent[0] if len(silent) == 1 else None
+        # a swarm server that has not answered yet may serve it; its route waits for it, or falls back
+        return self._served_as(model) or matching or (silent[0] if len(silent) == 1 else None)
 
     def _silent(self) -> list[Route]:
         """Routes whose swarm server has not named its model yet."""
