@@ -147,8 +147,8 @@ def test_relative_hooks_and_suites_lie_beside_the_file(tmp_path: Path) -> None:
     serve = f"serve: {{incumbent: {{model: m}}, gate: {{hook: hooks, trial_every: 2, {suites}}}}}\n"
     (tmp_path / "gateway.yaml").write_text(f"hooks: hooks\n{serve}")
     read = read_gateway(tmp_path / "gateway.yaml")
-    assert read.hooks == read.gate_hook == str((tmp_path / "hooks").resolve())
     assert read.serve is not None
+    assert read.hooks == read.serve.gate.hook == str((tmp_path / "hooks").resolve())
     assert read.serve.gate.suites == {
         "a": str((tmp_path / "a.jsonl").resolve()),
         "b": "hf:any/thing",
