@@ -156,6 +156,11 @@ class GatewayConfig(RouteSettings):
         "default: refuse",
     )
 
+    @property
+    def route_names(self) -> list[str]:
+        """The routes' names; without ``routes`` there is one, named :data:`ONLY_ROUTE`."""
+        return [route.name for route in self.routes] or [ONLY_ROUTE]
+
     def names_of(self, route: RouteConfig) -> list[str]:
         """The names and patterns that lead to one of ``routes``; its own name where it has no whole one."""
         own = [] if any(not is_pattern(name) for name in route.models) else [route.name]
@@ -189,7 +194,7 @@ class GatewayConfig(RouteSettings):
 
     @model_validator(mode="after")
     def _names_lead_to_one_route(self) -> Self:
-        routes, names = self.routes, [route.name for route in self.routes] or [ONLY_ROUTE]
+        routes = self.routes
         twice = [name for name, count in Counter(route.name for route in routes).items() if count > 1]
         twice += [name for name, count in Counter(m for route in routes for m in route.models).items() if count > 1]
         asked = Counter(name for route in routes for name in self.names_of(route))
@@ -200,9 +205,9 @@ class GatewayConfig(RouteSettings):
             raise ValueError(
                 "model_aliases are names of the default route: set default_route, or name them in the models of a route"
             )
-        if self.default_route is not None and self.default_route not in names:
-            there = ", ".join(map(repr, names))
-            raise ValueError(f"default_route: there is no route named {self.default_route!r}; there is {there}")
+        if self.default_route is not None and self.default_route not in self.route_names:
+            names = ", ".join(map(repr, self.route_names))
+            raise ValueError(f"default_route: there is no route named {self.default_route!r}; there is {names}")
         return self
 
 
