@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules
 from swarm.evidence.stages import Shares, StageName, StageRules, TrialRules
 from swarm.types import Model
-from swarm.validation import environment_key
 
 
 def _address(url: str) -> str:
@@ -38,14 +37,6 @@ class IncumbentUpstream(Model):
     base_url: BaseUrl = Field(description="ends with /v1 as in the OpenAI SDK")
     api_key_env: str = Field(default="", description="environment variable that holds its key; empty: no key")
     model: str | None = Field(default=None, description="model name sent there; default: the one asked for")
-
-    def key(self) -> SecretStr:
-        """Its key.
-
-        Raises:
-            ConfigError: the environment has none.
-        """
-        return SecretStr(environment_key(self.api_key_env, f"the incumbent at {self.base_url}"))
 
 
 #: What an incumbent is called that is below the adapters of a job, and answered by the job's own engine.

@@ -88,12 +88,7 @@ def refusal_in(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def consents(rule: ConsentRule, key: bool | None, header: bool | None) -> bool:
-    """Whether texts may be kept.
-
-    Args:
-        rule: the route's.
-        key: what the caller's key says, ``None``: nothing; ``header`` alike, see :func:`header_consent`.
-    """
+    """Whether texts may be kept, by the route's ``rule``, the caller's ``key`` and the ``header``."""
     if key is False or header is False:
         return False
     return rule == "opt_out" or key is True or header is True

@@ -242,18 +242,17 @@ def _phones(text: str, start: int, first: int, end: int, digits: int) -> Iterato
     forms += [_WITH_AREA] if opens else []
     for form in forms:
         for phone in form.finditer(text, start, end):
-            if _is_written_as_phone(phone[0]) and not _is_another(text, phone.start()):
+            if (
+                _is_written_as_phone(phone[0])
+                and text[(at := phone.start()) - 1 : at] != "#"
+                and not said_before(text, at, _OTHER_WORDS, _OTHER_FILLERS)
+            ):
                 yield _phone(phone)
     if said_before(text, first, _PHONE_WORDS, _PHONE_FILLERS):
         begins = first - (text[first - 1 : first] == "(")
         phone = _SAID.match(text, begins, end)
         if phone is not None and not _DATE.search(phone[0]) and not text[begins - 1 : begins].isalnum():
             yield _phone(phone)
-
-
-def _is_another(text: str, at: int) -> bool:
-    """Whether the number at ``at`` is said to be another thing's than a phone's."""
-    return text[at - 1 : at] == "#" or said_before(text, at, _OTHER_WORDS, _OTHER_FILLERS)
 
 
 def _digits(text: str) -> int:

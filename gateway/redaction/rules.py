@@ -54,8 +54,13 @@ class Rules:
 
     def spans(self, text: str, *, in_json: bool = False) -> list[Span]:
         """The private parts of ``text``, in their order; ``in_json``: it is JSON, whose escapes stay whole."""
-        candidates = list(self._candidates(text, in_json))
-        return candidates if len(candidates) < 2 else list(_apart(candidates))
+        end, apart = 0, list[Span]()
+        # of spans that overlap the first one, and of those the longest
+        for span in sorted(self._candidates(text, in_json), key=lambda span: (span.start, -span.end)):
+            if span.start >= end:
+                apart.append(span)
+                end = span.end
+        return apart
 
     def private(self, value: Any) -> bool:
         """Whether a text anywhere in ``value`` (JSON) has a private part; pictures and sounds are not read."""
@@ -127,15 +132,6 @@ def media_in(fields: Mapping[str, Any]) -> Set[str]:
 
 _BUILT_IN = Rules()
 spans, private = _BUILT_IN.spans, _BUILT_IN.private
-
-
-def _apart(candidates: Iterable[Span]) -> Iterator[Span]:
-    """Of spans that overlap the first one, and of those the longest."""
-    end = 0
-    for span in sorted(candidates, key=lambda span: (span.start, -span.end)):
-        if span.start >= end:
-            yield span
-            end = span.end
 
 
 def rules_of(patterns: Mapping[str, re.Pattern[str]], finders: Iterable[str]) -> Rules:

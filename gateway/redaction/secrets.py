@@ -75,7 +75,7 @@ def _issued(text: str, prefix: str) -> Iterator[Span]:
     while at >= 0:
         match = None if _in_a_word(text, at) else form.match(text, at + len(prefix))
         end = at + len(prefix) if match is None else match.end()
-        if match is not None and not _goes_on(text, end) and (prefix != "sk-" or _is_random(match[0])):
+        if match is not None and not text[end : end + 1].isalnum() and (prefix != "sk-" or _is_random(match[0])):
             yield Span("secret", at, end)
         at = text.find(prefix, end)
 
@@ -114,10 +114,6 @@ def _private_keys(text: str) -> Iterator[Span]:
 def _in_a_word(text: str, at: int) -> bool:
     before = text[at - 1 : at]
     return before.isalnum() or before == "_"
-
-
-def _goes_on(text: str, at: int) -> bool:
-    return text[at : at + 1].isalnum()
 
 
 def _is_random(rest: str) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig, is_pattern
 from gateway.config.route import RouteSettings, Share, UpstreamConfig
 from gateway.config.takeover import ServeConfig
@@ -17,6 +19,7 @@ from gateway.takeover.suites import Suite
 from reward_hooks import Hooks, load_hooks
 from swarm.credentials import digest
 from swarm.errors import ConfigError
+from swarm.validation import environment_key
 
 #: Address, token, name as a client of its own (empty: none), and share.
 SwarmKey = tuple[str, str, str, Share | None]
@@ -126,7 +129,8 @@ def _incumbent(settings: RouteSettings, serve: ServeConfig) -> UpstreamConfig:
         # its swarm server answers, with the same token
         base_url = f"{settings.swarm_url or ''}".rstrip("/") + urlsplit(incumbent.base_url).path
         return UpstreamConfig(base_url=base_url, api_key=settings.swarm_token, model=incumbent.model)
-    return UpstreamConfig(base_url=incumbent.base_url, api_key=incumbent.key(), model=incumbent.model)
+    key = environment_key(incumbent.api_key_env, f"the incumbent at {incumbent.base_url}")
+    return UpstreamConfig(base_url=incumbent.base_url, api_key=SecretStr(key), model=incumbent.model)
 
 
 def _check_sessions(settings: RouteSettings, hooks: Hooks) -> None:

@@ -83,7 +83,10 @@ class LowEnd:
         # whoever refutes a mean refutes all below it: away from the last end in steps that double, then by bisection
         refuted, standing, step, mean = -GRID, GRID, 1, max(self._refuted, 1 - GRID)
         while standing - refuted > 1:
-            if self._refute(mean / GRID, alpha):
+            wealth = Wealth(mean / GRID)
+            for value, times in self._values.items():
+                wealth.add(value, times)
+            if wealth.refutes(alpha):
                 refuted = mean
                 mean = min(refuted + step, (refuted + standing) // 2)
             else:
@@ -92,9 +95,3 @@ class LowEnd:
             step *= 2
         self._refuted = refuted
         return refuted / GRID
-
-    def _refute(self, mean: float, alpha: float) -> bool:
-        wealth = Wealth(mean)
-        for value, times in self._values.items():
-            wealth.add(value, times)
-        return wealth.refutes(alpha)

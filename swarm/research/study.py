@@ -112,13 +112,11 @@ class Range(Model):
         return self
 
 
-#: Key of a config delta -> its values, which the ledger has as JSON.
-Space = dict[str, list[JsonValue] | Range]
 _FINITE = ConfigDict(allow_inf_nan=False)
 
 
 class Grid(Model):
-    """Every combination."""
+    """Every combination of the values of each key of a config delta; the ledger has them as JSON."""
 
     model_config = _FINITE
 
@@ -132,7 +130,7 @@ class Random(Model):
     model_config = _FINITE
 
     kind: Literal["random"]
-    space: Space = Field(min_length=1)
+    space: dict[str, list[JsonValue] | Range] = Field(min_length=1)
     count: int = Field(ge=1)
 
 
