@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from gateway.config.route import RouteSettings
-from gateway.observability.request import answered_by, phase
+from gateway.observability.request import note, phase
 from gateway.sessions.conversation import AGENT_HEADERS
 from gateway.types import Caller, Incoming, Live, Outcome, Relayed, stream_of
 from swarm.concurrency import Signal
@@ -212,7 +212,7 @@ class RetryDedup:
             if retry.keyed or (retry.again and not errors):
                 self.joined += 1
                 logger.info("request %s joins an earlier one that it repeats", incoming.request_id)
-                answered_by(route, "joined")
+                note(route=route, policy="joined")
                 incoming.prospect.follow(earlier.prospect)
                 with phase("join"):
                     outcome = await earlier.outcome_for(retry)

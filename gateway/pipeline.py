@@ -20,7 +20,7 @@ from gateway.config.route import RouteSettings
 from gateway.data.consent import Consent, consents, header_consent
 from gateway.keys.ring import KeyRing
 from gateway.limits import Admission, RetryDedup
-from gateway.observability.request import answered_by, asked_by, in_session, may_keep, phase
+from gateway.observability.request import note, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, best
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
@@ -49,6 +49,7 @@ from swarm.errors import (
 from swarm.evidence.pairs import Side
 from swarm.packs import added
 from swarm.protocol import POLICY_VERSION
+from swarm.subjects import user_digest
 
 #: Why a request was not to be trained that ``train_fraction`` left out, or that said so itself; and one whose key said
 #: so, or on whose route nobody said that it may be.
@@ -93,7 +94,7 @@ class Pipeline:
             table = held.enter_context(self._routes.table.held())
             refuses = await self.hear(incoming.headers, incoming.call.body, incoming.caller)
             route = await table.find(incoming.call.model, incoming.caller)
-            answered_by(route.name)
+            note(route=route.name)
             held.enter_context(_counted(route.stats))
             incoming.consent.granted = _consents(route, incoming, refuses=refuses)
             incoming.consent.rules = route.settings.data.rules
@@ -114,7 +115,7 @@ class Pipeline:
         with self._routes.table.held() as table:
             refuses = await self.hear(incoming.headers, incoming.call.body, incoming.caller)
             route = await table.find(incoming.call.model, incoming.caller)
-            answered_by(route.name)
+            note(route=route.name)
             _consents(route, incoming, refuses=refuses)
             with phase("queue"):
                 release = await self._admission.enter(route.name, route.settings, incoming.caller)
@@ -135,7 +136,7 @@ class Pipeline:
             table = held.enter_context(self._routes.table.held())
             refuses = await self.hear(request.headers, object_in(request.body) or {}, request.caller)
             route, upstream = await _forwarding(table, request)
-            answered_by(route.name, "upstream")
+            note(route=route.name, policy="upstream")
             _consents(route, request, refuses=refuses)
             with phase("queue"):
                 held.callback(await self._admission.enter(route.name, route.settings, request.caller))
@@ -147,11 +148,10 @@ class Pipeline:
         """Note whose request it is, by its headers and its body in any dialect. Whether its key or its session says no,
         now or before: then its texts are written nowhere, whatever becomes of it."""
         user, session, own = whose(headers, body)
-        asked_by(caller.key_id, user)
-        in_session(session)
+        note(key=caller.key_id, user=user_digest(user), session=session)
         refuses = await self._keys.refusals.hear(caller.key_id, session, headers, own)
         if refuses:
-            may_keep(texts=False)
+            note(texts=False)
         return refuses
 
     async def is_plain(self, model: str | None, caller: Caller, *, alone: bool = False) -> bool:
@@ -253,7 +253,7 @@ class Pipeline:
                 session = self._sessions.link(incoming, route.name, settings, training.hooks)
             else:
                 self._sessions.count_untrained(incoming, route.name, reason)
-            answered_by(route.name, policy.kind)
+            note(route=route.name, policy=policy.kind)
             if policy.kind == "first":
                 outcome = await first(training, incoming, session, behind, within)
                 route.stats.answers[Choice.FIRST] += 1
@@ -309,7 +309,7 @@ class Pipeline:
         tells: bool = True,
     ) -> Outcome:
         """One answer of the engine's; ``reason``: why nothing is trained, and ``tells``: the answer says so."""
-        answered_by(route.name, "single")
+        note(route=route.name, policy="single")
         with phase("sample"):
             try:
                 # a stream that has begun by then goes on
@@ -394,7 +394,7 @@ def _consents(route: Route, request: Incoming | AnyRequest, *, refuses: bool) ->
         header = False
     granted = not refuses and consents(data.consent, request.caller.train, header)
     # a streamed answer is written in parts, each of which may look harmless
-    may_keep(granted and data.redact == "none")
+    note(texts=granted and data.redact == "none")
     return granted
 
 
@@ -430,7 +430,7 @@ def _counted(stats: Stats) -> Generator[None]:
 
 
 async def _relayed(route: Route, upstream: Upstream, incoming: Incoming, reason: str) -> Outcome:
-    answered_by(route.name, "upstream")
+    note(route=route.name, policy="upstream")
     with phase("upstream"):
         outcome = await upstream.relay(incoming, reason)
     route.stats.answers[Choice.UPSTREAM] += 1

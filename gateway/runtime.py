@@ -15,7 +15,7 @@ from adapters.dialects.fields import INDEX
 from gateway.config.gateway import GatewayConfig
 from gateway.keys.ring import KeyRing
 from gateway.limits import Admission, RetryDedup
-from gateway.observability.request import failed, note_left_out
+from gateway.observability.request import note
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Pipeline
 from gateway.routing.plan import Plan, PlannedRoute
@@ -98,18 +98,18 @@ class Gateway:
         """Count an error that a caller sees."""
         code = error.code or error.type
         self.door.errors[code] += 1
-        failed(code)
+        note(error_code=code)
         if isinstance(error, RelayedError):
             logger.warning("a request was refused: %s", error)
 
     def leave_out(self, left_out: Sequence[str]) -> None:
         """Note the fields of a request that its answer does not heed; each kind is logged once."""
-        note_left_out(left_out)
-        for note in left_out:
-            kind = INDEX.sub(".*", note)
+        note(left_out=left_out)
+        for line in left_out:
+            kind = INDEX.sub(".*", line)
             if kind not in self._left_out and len(self._left_out) < _MOST_KINDS:
                 self._left_out.add(kind)
-                logger.warning("a field was left out of a request (logged once for its kind): %s", note)
+                logger.warning("a field was left out of a request (logged once for its kind): %s", line)
 
     async def reload(self) -> tuple[list[str], list[str]]:
         """Read the configuration again, for all requests from now on; hooks are loaded anew in any case, and a failure

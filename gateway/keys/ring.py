@@ -29,7 +29,7 @@ from adapters.dialects.jsons import encode
 from gateway.config.gateway import DIGEST_PREFIX, GatewayConfig
 from gateway.data.consent import Refusals
 from gateway.keys.store import KeyFile, VirtualKey
-from gateway.observability.request import asked_by, may_keep
+from gateway.observability.request import note
 from gateway.types import Caller
 from swarm.concurrency import end_tasks
 from swarm.credentials import RepeatedReads, Ring, append_audit, digest, matching
@@ -300,9 +300,9 @@ class KeyMiddleware:
             await error_response(exc, encode(dialect.error(exc)))(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = holder.caller
-        asked_by(holder.caller.key_id, "")
+        note(key=holder.caller.key_id)
         if holder.caller.train is False:
-            may_keep(texts=False)
+            note(texts=False)
         await self.app(scope, receive, send)
 
     def _audited(self, scope: Scope, caller: Callable[[], tuple[str, bool]], send: Send) -> Send:

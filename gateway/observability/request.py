@@ -22,7 +22,6 @@ from starlette.types import Message
 from adapters.dialects import DIALECTS
 from swarm.http.asgi import header
 from swarm.http.exposition import new_registry
-from swarm.subjects import user_digest
 from swarm.types import Notes
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Metrics:
         self.phase = cache(phases.labels)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class RequestRecord:
     """One request and its response; times are seconds.
 
@@ -237,46 +236,16 @@ def recording(record: RequestRecord) -> Generator[None]:
         _current.reset(token)
 
 
-def answered_by(route: str, policy: str = "") -> None:
-    """Note the route, and the policy once it is known."""
+def note(**facts: Any) -> None:
+    """Set attributes of the record of the request that this task works for, if it works for one."""
     if (record := _current.get()) is not None:
-        record.route = route
-        record.policy = policy or record.policy
-
-
-def asked_by(key_id: str, user: str) -> None:
-    """Note the caller's key and the end user whom it names."""
-    if (record := _current.get()) is not None:
-        record.key, record.user = key_id, user_digest(user)
-
-
-def in_session(name: str) -> None:
-    """Note the name of the conversation."""
-    if (record := _current.get()) is not None:
-        record.session = name
-
-
-def failed(code: str) -> None:
-    """Note the error that the caller gets."""
-    if (record := _current.get()) is not None:
-        record.error_code = code
-
-
-def may_keep(texts: bool) -> None:
-    """Note whether the texts of the request may be written anywhere."""
-    if (record := _current.get()) is not None:
-        record.texts = texts
+        for name, fact in facts.items():
+            setattr(record, name, fact)
 
 
 def deleted() -> bool:
     """Whether the data of whoever sent the request was deleted since it came."""
     return (record := _current.get()) is not None and record.deleted
-
-
-def note_left_out(left_out: Sequence[str]) -> None:
-    """Note fields of the request that the answer does not heed."""
-    if (record := _current.get()) is not None:
-        record.left_out = left_out
 
 
 class phase:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from adapters.dialects import DIALECTS
 from gateway.config.route import RouteSettings
-from gateway.observability.request import deleted, in_session, notes
+from gateway.observability.request import deleted, note, notes
 from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
@@ -96,7 +96,7 @@ class Sessions:
         )
         # of a conversation that begins without a name, until it has one
         if name:
-            in_session(name)
+            note(session=name)
         report = self._report(scope, name) if name else SessionReport(route)
         agent = position.agent if position is not None else agent
         link = SessionLink(self, incoming, settings, hooks, scope, agent, digests, position, report, name)
@@ -153,7 +153,7 @@ class Sessions:
             parent = None
         conversation.settings, conversation.hooks = settings, link.hooks
         link.name = conversation.session_id
-        in_session(link.name)
+        note(session=link.name)
         digest, inner, answer_size = answered(link.digests, message)
         body, size = sharing(link.incoming.call.body, link.digests.sizes, parent)
         turn = DeliveredTurn(
