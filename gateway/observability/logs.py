@@ -14,13 +14,10 @@ import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
 
-from gateway.observability.request import RequestRecord, current, trace_id
+from gateway.observability.request import current, trace_id
 from gateway.observability.scrubbing import text_without_secrets
 from swarm.errors import CONTEXT_LENGTH, ConfigError, HookError, SwarmGatewayError, UnavailableError
-
-access = logging.getLogger("gateway.access")
 
 #: Characters of an error's message within a line.
 _LONGEST = 1000
@@ -85,31 +82,6 @@ class JsonFormatter(TextFormatter):
         if error := self.error_of(record):
             line["error"] = error
         return json.dumps(line, ensure_ascii=False, default=str)
-
-
-def log_access(record: RequestRecord) -> None:
-    """Log one request."""
-    if not access.isEnabledFor(logging.INFO):
-        return
-    # the caller's text; quoted, it cannot begin a line of its own
-    path = quote(record.path)
-    fields: dict[str, Any] = {
-        "method": record.method,
-        "path": path,
-        "status": record.status,
-        "outcome": record.outcome,
-        "policy": record.policy,
-        "seconds": round(record.seconds, 4),
-        "own_seconds": round(record.own_seconds, 4),
-    }
-    if record.first_seconds is not None:
-        fields["first_token_seconds"] = round(record.first_seconds, 4)
-    if record.error_code:
-        fields["error_code"] = record.error_code
-    if record.left_out:
-        fields["left_out"] = record.left_out
-    line = ("%s %s %d %s %.3f s", record.method, path, record.status, record.outcome, record.seconds)
-    access.info(*line, extra={"fields": fields})
 
 
 def _harmless(text: str) -> str:

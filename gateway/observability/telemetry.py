@@ -6,17 +6,18 @@ Invariant: messages pass unchanged and without delay, and nothing here can fail 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 from weakref import WeakSet
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.config.gateway import GatewayConfig
 from gateway.data.consent import refusal_in
-from gateway.observability.logs import log_access
 from gateway.observability.request import Metrics, RequestRecord, recording, trace_headers
 from gateway.observability.request_log import RequestLog, check_request_log
 from gateway.observability.tracing import OtelTracer, check_tracing
@@ -25,6 +26,8 @@ from swarm.types import Notes
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+access = logging.getLogger("gateway.access")
 
 _RECORDED = "/v1/"
 #: https://www.w3.org/TR/trace-context/#traceparent-header; ids of zeros only are invalid
@@ -39,6 +42,7 @@ class Telemetry:
         tracer: makes spans; ``None``: no tracing.
         request_log: writes requests to a file; ``None``: nobody does.
         keep: bytes of each request and response that a record keeps.
+        under_way: requests for which anything is under way.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -46,16 +50,12 @@ class Telemetry:
         self.metrics = Metrics()
         self.tracer: OtelTracer | None = None
         self.request_log = RequestLog(config.request_log) if config.request_log is not None else None
-        self._under_way: WeakSet[RequestRecord] = WeakSet()
+        self.under_way: WeakSet[RequestRecord] = WeakSet()
         self.keep = config.request_log.max_text_bytes if config.request_log is not None else 0
-
-    def request_begun(self, record: RequestRecord) -> None:
-        """Know a request while anything is under way for it."""
-        self._under_way.add(record)
 
     def forget(self, fits: Callable[[Notes], bool]) -> None:
         """Requests under way that ``fits``, now or once more is known of them, leave nothing behind."""
-        for record in self._under_way:
+        for record in self.under_way:
             record.deletions.append(fits)
 
     def request_over(self, record: RequestRecord, span: Span | None) -> None:
@@ -70,13 +70,11 @@ class Telemetry:
         if record.outcome == "ok" and policy and not record.live:
             metrics.overhead(route, policy).observe(record.own_seconds)
         if span is not None:
+            named = {"request_id": record.request_id, "route": route, "policy": policy, "outcome": record.outcome}
+            span.set_attributes({f"gateway.{name}": text for name, text in named.items()})
             span.set_attribute("http.response.status_code", record.status)
-            span.set_attribute("gateway.request_id", record.request_id)
-            span.set_attribute("gateway.route", route)
-            span.set_attribute("gateway.policy", policy)
-            span.set_attribute("gateway.outcome", record.outcome)
         if self._config.access_log:
-            log_access(record)
+            _log_access(record)
         if self.request_log is not None and not record.deleted:
             self.request_log.request_over(record)
         # timers and tasks behind the answer keep the record
@@ -128,7 +126,7 @@ class TelemetryMiddleware:
             telemetry.keep,
             texts=_may_keep(state["gateway"].config, headers),
         )
-        telemetry.request_begun(record)
+        telemetry.under_way.add(record)
         whole = False
 
         async def sending(message: Message) -> None:
@@ -163,6 +161,26 @@ class TelemetryMiddleware:
                 if not whole:
                     record.end(whole=False)
                     telemetry.request_over(record, span)
+
+
+def _log_access(record: RequestRecord) -> None:
+    # the caller's text; quoted, it cannot begin a line of its own
+    path = quote(record.path)
+    fields: dict[str, Any] = {
+        "method": record.method,
+        "path": path,
+        "status": record.status,
+        "outcome": record.outcome,
+        "policy": record.policy,
+        "seconds": round(record.seconds, 4),
+        "own_seconds": round(record.own_seconds, 4),
+    }
+    if record.first_seconds is not None:
+        fields["first_token_seconds"] = round(record.first_seconds, 4)
+    more = {"error_code": record.error_code, "left_out": record.left_out}
+    fields |= {name: value for name, value in more.items() if value}
+    line = ("%s %s %d %s %.3f s", record.method, path, record.status, record.outcome, record.seconds)
+    access.info(*line, extra={"fields": fields})
 
 
 def _may_keep(config: GatewayConfig, headers: RawHeaders) -> bool:
