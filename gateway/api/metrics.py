@@ -141,9 +141,9 @@ def _swarms(gateway: Gateway) -> Iterator[Metric]:
 
 
 def _sessions(gateway: Gateway) -> Iterator[Metric]:
-    sessions, counts = gateway.sessions, gateway.sessions.counts
-    yield gauge("gateway_sessions", "Open conversations", len(sessions))
-    yield gauge("gateway_session_bytes", "Of their requests and answers", sessions.size)
+    counts = gateway.sessions.status()
+    yield gauge("gateway_sessions", "Open conversations", counts.open)
+    yield gauge("gateway_session_bytes", "Of their requests and answers", counts.bytes)
     yield counter("gateway_linked_requests", "Requests that continue an answer, by what says so", counts.linked, "kind")
     yield counter("gateway_ended_sessions", "By why they ended", counts.ended, "kind")
     yield counter("gateway_signals", "What was observed of answers", counts.signals, "kind")

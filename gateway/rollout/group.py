@@ -69,7 +69,7 @@ class GroupRun:
         self._settling: asyncio.Task[str | None] | None = None
         self._cancelled: str | None = None
         self._settled = False
-        self._delivered: frozenset[int] = frozenset()
+        self._delivered: tuple[int, ...] = ()
         self._accounted = Accounted()
         if session is not None:
             session.ledger.under_way += 1
@@ -136,9 +136,10 @@ class GroupRun:
         if self.shaped.drop is DropReason.SUBMIT_HOOK:
             return None
         candidates, indices = self._candidates(feedback or {}), tuple(self.samples)
+        judge = self.reference or self.training.hooks
         try:
             with phase("hook"):
-                score = await self._scored(self.reference, candidates)
+                score = await judge.score(self.shaped.submission.task, candidates, self.shaped.context)
             self._failure = None
         except HookError as exc:
             logger.debug("group %s has no rewards: %s", self.shaped.group_id, exc)
@@ -154,8 +155,7 @@ class GroupRun:
             await asyncio.wait(self._sampling)
         if self.samples and self.shaped.drop is not DropReason.SUBMIT_HOOK:
             try:
-                shaped, hooks = self.shaped, self.training.hooks
-                await reference.judge(hooks, shaped.submission.task, self._candidates({}), shaped.context)
+                await reference.judge(self.shaped.submission.task, self._candidates({}), self.shaped.context)
             except HookError as exc:
                 hook_failed(exc, self.training.stats)
         pair = reference.pair(self.shaped, self.outcomes)
@@ -175,12 +175,11 @@ class GroupRun:
             score: the hook's; ``None``: it gave none.
             delivered: the indices of the delivered answers, best first.
         """
-        self._delivered = frozenset(delivered)
+        self._delivered = tuple(delivered)
         if (session := self.session) is not None:
             self._tell(lambda watcher: watcher.settling(self.shaped.group_id, delivered, session.turn))
-        self._settling = self.swarm.background.start(
-            self._settle(tuple(judged), score, tuple(delivered)), f"settling group {self.shaped.group_id}"
-        )
+        settling = self._settle(tuple(judged), score)
+        self._settling = self.swarm.background.start(settling, f"settling group {self.shaped.group_id}")
         # a callback, because a task that is cancelled before its first step runs none of its own code
         self._settling.add_done_callback(self._over)
 
@@ -217,36 +216,32 @@ class GroupRun:
         given_up = [index for index, outcome in enumerate(self.outcomes) if not isinstance(outcome, Sample)]
         self._give_back(given_up, self._cancelled or DropReason.PARTIAL)
 
-    async def _settle(
-        self, judged: tuple[int, ...], score: GroupScore | None, delivered: tuple[int, ...]
-    ) -> str | None:
+    async def _settle(self, judged: tuple[int, ...], score: GroupScore | None) -> str | None:
         while self._sampling:
             await asyncio.wait(self._sampling)
-        self._count_tokens(delivered)
+        self._count_tokens()
         indices = tuple(self.samples)
         if not self.trains:
             if score is not None:
                 self.training.stats.recent.add(score)
             return self._objection(indices, score)
-        best = delivered[0] if delivered and delivered[0] in indices else None
+        best = next((index for index in self._delivered[:1] if index in indices), None)
+        turn = self.session.turn if self.session is not None else None
         if indices and indices != judged:
             # the first rewards are void: rewards of two calls cannot be compared
             score = await self.judge()
-            if score is not None and best is not None and self.session is not None:
-                self.session.scored(score.values[indices.index(best)])
-        credit = 0.0
-        if self.session is not None and best is not None:
-            closing = await self.session.closing(self.swarm.open_groups)
-            credit = closing.credit
-            if feedback := closing.by_index(delivered):
+            if score is not None and best is not None and turn is not None:
+                turn.reward = score.values[indices.index(best)]
+        if turn is not None and best is not None:
+            await turn.closing(self.swarm.open_groups)
+            if feedback := turn.feedback_in_group(self._delivered):
                 score = await self.judge(feedback)
         if score is not None:
             self.training.stats.recent.add(score)
         reason = self._objection(indices, score)
         if reason is None and score is not None:
-            return await self._submit(
-                indices, score, {indices.index(best): credit} if best is not None and credit else {}
-            )
+            credit = {indices.index(best): turn.credit} if best is not None and turn is not None and turn.credit else {}
+            return await self._submit(indices, score, credit)
         return reason
 
     def _over(self, settling: asyncio.Task[str | None]) -> None:
@@ -309,7 +304,7 @@ class GroupRun:
         within = settings.submit_timeout_seconds
         return await submit(self.swarm.client, task.task_id, by_episode, within, stats, self._accounted, pair)
 
-    def _count_tokens(self, delivered: Sequence[int]) -> None:
+    def _count_tokens(self) -> None:
         usage = next((sample.answer.usage for sample in self.samples.values()), {})
         cached: int | None = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if cached is not None:
@@ -320,7 +315,7 @@ class GroupRun:
             calls = cast("list[dict[str, Any]]", sample.answer.message.get("tool_calls") or [])
             self.training.stats.malformed_calls += len(malformed_calls(calls))
             tokens = int(sample.answer.usage.get("completion_tokens") or 0)
-            if index in delivered:
+            if index in self._delivered:
                 self.training.stats.tokens.delivered += tokens
             else:
                 self.training.stats.tokens.wasted += tokens
@@ -371,12 +366,6 @@ class GroupRun:
             )
             for position, (index, sample) in enumerate(self.samples.items())
         ]
-
-    async def _scored(self, reference: Reference | None, candidates: Sequence[Candidate]) -> GroupScore:
-        hooks, task, context = self.training.hooks, self.shaped.submission.task, self.shaped.context
-        if reference is None:
-            return await hooks.score(task, candidates, context)
-        return await reference.score(hooks, task, candidates, context)
 
     async def _sample(
         self, indices: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]], name: str

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import orjson
 
@@ -21,7 +21,7 @@ from adapters.dialects.chat import canonical, meaning_of
 from adapters.dialects.dialect import is_text, text_of
 from gateway.config.route import RouteSettings
 from gateway.data.consent import PrivacyRules
-from gateway.sessions.open_groups import Closing, Hold, OpenGroups
+from gateway.sessions.open_groups import Hold, OpenGroups
 from gateway.stats import Accounted
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session, Turn
@@ -119,6 +119,11 @@ class Scope(NamedTuple):
     kind: Literal["session", "agent", "user", "anyone"]
     name: str
 
+    @property
+    def session(self) -> str:
+        """The name of the session; empty where none is named."""
+        return self.name if self.kind in ("session", "agent") else ""
+
 
 def heard(feedback: Feedback, rules: PrivacyRules | None) -> Feedback:
     """What hooks hear of ``feedback``: not its texts where one of them is private, since what a hook says is kept."""
@@ -181,16 +186,17 @@ class DeliveredTurn:
 
     def session_over(self) -> None:
         """Stop waiting for the session's end."""
-        self._hold.until = self._feedback_until
+        self._hold.shorten(self._feedback_until)
 
-    async def closing(self, groups: OpenGroups) -> Closing:
-        """Wait until the group is to be submitted; later feedback does not count."""
+    async def closing(self, groups: OpenGroups) -> Self:
+        """Wait until the group is to be submitted: at once, when its windows are over, or when ``groups`` closes it;
+        later feedback does not count."""
         try:
             if self.open:
                 await groups.keep(self._hold)
         finally:
             self.open = False
-        return Closing(self.feedback(), self.credit, dict(self.judgements))
+        return self
 
     def feedback(self) -> dict[int, Feedback]:
         """Feedback and signals, by index among the delivered answers; the caller's own signals take precedence."""
@@ -198,6 +204,19 @@ class DeliveredTurn:
         if self.observed:
             best = feedback.get(0) or Feedback()
             feedback[0] = best.model_copy(update={"signals": {**self.observed, **best.signals}})
+        return feedback
+
+    def feedback_in_group(self, delivered: Sequence[int]) -> dict[int, Feedback]:
+        """Feedback and judgements by index in the group; of a rating by the user and one by a judgement, the
+        judgement's counts.
+
+        Args:
+            delivered: the indices of the delivered answers, best first.
+        """
+        feedback = {delivered[at]: stated for at, stated in self.feedback().items() if at < len(delivered)}
+        for index, judgement in self.judgements.items():
+            signals = {**feedback.get(index, judgement).signals, **judgement.signals}
+            feedback[index] = judgement.model_copy(update={"signals": signals})
         return feedback
 
     def observe(self, signal: str, strength: float) -> None:
@@ -367,7 +386,7 @@ def whose(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, str
         scope, _, own = _names_in(headers, {"user": user, "metadata": metadata}, "", "")
     except RequestError:
         return user, "", ""
-    return user, scope.name if scope.kind in ("session", "agent") else "", own
+    return user, scope.session, own
 
 
 def _names_in(headers: Mapping[str, str], body: Mapping[str, Any], key_id: str, route: str) -> tuple[Scope, str, str]:

@@ -160,7 +160,7 @@ class Memory:
     def add(self, conversation: Conversation, turn: DeliveredTurn) -> list[Conversation]:
         """Keep ``turn``; returns the conversations that have to leave for it."""
         scope = conversation.scope
-        if scope.kind in ("session", "agent"):
+        if scope.session:
             self.named[scope] = conversation
         self._all[id(conversation)] = conversation
         self._all.move_to_end(id(conversation))

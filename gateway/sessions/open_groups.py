@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 
-from reward_hooks import Feedback
 from swarm.client import AsyncSwarmClient
-from swarm.concurrency import backoff
+from swarm.concurrency import Signal, backoff
 from swarm.errors import SwarmGatewayError
 from swarm.states import EngineState
 from swarm.status import ServerStatus
@@ -26,34 +24,6 @@ logger = logging.getLogger(__name__)
 _RETRY = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """What became known of a group's delivered answers while it was open.
-
-    Attributes:
-        feedback: by the answer's place among the delivered ones (0: the best). If there is any, ask the hook again,
-            with it as ``Candidate.feedback``.
-        credit: added to the advantage of the best delivered answer for the session as a whole.
-        judgements: by the answer's index in the group; ask the hook again with them too.
-    """
-
-    feedback: Mapping[int, Feedback]
-    credit: float
-    judgements: Mapping[int, Feedback] = field(default_factory=dict[int, Feedback])
-
-    def by_index(self, delivered: Sequence[int]) -> dict[int, Feedback]:
-        """All of it by index in the group; of a rating by the user and one by a judgement, the judgement's counts.
-
-        Args:
-            delivered: the indices of the delivered answers, best first.
-        """
-        feedback = {delivered[at]: stated for at, stated in self.feedback.items() if at < len(delivered)}
-        for index, judgement in self.judgements.items():
-            signals = {**feedback.get(index, judgement).signals, **judgement.signals}
-            feedback[index] = judgement.model_copy(update={"signals": signals})
-        return feedback
-
-
 class Hold:
     """How long one group stays open; ``until`` is on the event loop's clock. ``began`` is the number of weight syncs
     until then, as far as it is known."""
@@ -61,33 +31,26 @@ class Hold:
     def __init__(self) -> None:
         self.why = ""
         self.began: int | None = None
-        self._until = float("-inf")
-        self._changed = asyncio.Event()
+        self.until = float("-inf")
+        self._changed = Signal()
 
-    @property
-    def until(self) -> float:
-        return self._until
-
-    @until.setter
-    def until(self, moment: float) -> None:
-        self._until = moment
-        self._changed.set()
+    def shorten(self, until: float) -> None:
+        """Close the group earlier."""
+        self.until = until
+        self._changed.notify()
 
     def release(self, why: str) -> None:
         """Close the group now, whatever ``until`` says; the first reason stands."""
         self.why = self.why or why
-        self._changed.set()
+        self._changed.notify()
 
     async def over(self) -> None:
         """Return when ``until`` has passed, or at the release."""
         loop = asyncio.get_running_loop()
-        while not self.why and self._until > loop.time():
-            try:
-                async with asyncio.timeout_at(self._until):
+        while not self.why and self.until > loop.time():
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self.until):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
-            self._changed.clear()
 
 
 class OpenGroups:

@@ -32,7 +32,6 @@ from gateway.sessions.conversation import (
 )
 from gateway.sessions.credit import Crediting
 from gateway.sessions.memory import Memory, Position
-from gateway.sessions.open_groups import Closing, OpenGroups
 from gateway.sessions.signals import observe
 from gateway.sessions.watching import GroupWatcher
 from gateway.stats import SessionCounts, hook_failed
@@ -91,9 +90,7 @@ class Sessions:
         if position is not None:
             self.counts.linked[position.linked_by] += 1
             self.counts.signals.update(observe(position, digests.digest, messages))
-        name = (
-            scope.name if scope.kind in ("session", "agent") else position.conversation.session_id if position else ""
-        )
+        name = scope.session or (position.conversation.session_id if position is not None else "")
         # of a conversation that begins without a name, until it has one
         if name:
             note(session=name)
@@ -130,7 +127,7 @@ class Sessions:
         conversation = position.conversation if position is not None else self._memory.named.get(scope)
         if conversation is not None:
             self._goes_on(conversation)
-        if scope.kind in ("session", "agent"):
+        if scope.session:
             self._report(scope, scope.name).ledger(agent).passed[reason] += 1
 
     def remember(
@@ -182,11 +179,6 @@ class Sessions:
             self._end(leaving, "evicted")
         self._goes_on(conversation)
         return turn
-
-    def observed(self, turn: DeliveredTurn, signal: str) -> None:
-        """Note a signal that the gateway itself observed."""
-        turn.observe(signal, 1.0)
-        self.counts.signals[signal] += 1
 
     def turn(self, completion_id: str, key_id: str) -> DeliveredTurn | None:
         """The answer with that id, in whatever dialect, if it was this key's."""
@@ -248,14 +240,6 @@ class Sessions:
             self._end(conversation, "shutdown")
         await self._ending.__aexit__(*exc)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the remembered requests and answers."""
-        return self._memory.size
-
-    def __len__(self) -> int:
-        return len(self._memory)
-
     def status(self) -> SessionCounts:
         """What is open now, and the counts."""
         return self.counts.model_copy(update={"open": len(self._memory), "bytes": self._memory.size})
@@ -268,7 +252,7 @@ class Sessions:
     def _begun(self, link: SessionLink, answer: str) -> Conversation:
         """A new session for the first answer of ``link``, which is its name unless it has one."""
         scope, report = link.scope, link.report
-        name = scope.name if scope.kind in ("session", "agent") else answer
+        name = scope.session or answer
         self._report(scope, name, report)
         report.ended = ""
         return Conversation(scope, name, link.settings, link.hooks, report)
@@ -339,7 +323,7 @@ class SessionLink:
     """One request's position in its conversation, from its arrival to the submission of its group.
 
     A return policy calls :meth:`delivered` when the answer is decided or has been streamed; when the group is sampled
-    and scored it awaits :meth:`closing` before it submits. Nothing is remembered of a request that was not answered.
+    and scored it awaits the ``closing`` of ``turn`` before it submits. Nothing is remembered of a request that was not answered.
 
     Attributes:
         name: of the session; empty where a conversation without a name has no answer yet.
@@ -398,20 +382,12 @@ class SessionLink:
         """There is no answer that is remembered."""
         self.sessions.gave_up(self)
 
-    def scored(self, reward: float) -> None:
-        """The answer got its reward after it was delivered."""
-        if self.turn is not None:
-            self.turn.reward = reward
-
     def abandoned(self) -> None:
         """The user hung up on the answer, or before it was there."""
         self._left = True
         if self.turn is not None:
-            self.sessions.observed(self.turn, "abandoned")
-
-    async def closing(self, groups: OpenGroups) -> Closing:
-        """Wait until the group is to be submitted: at once, when its windows are over, or when ``groups`` closes it."""
-        return Closing({}, 0.0) if self.turn is None else await self.turn.closing(groups)
+            self.turn.observe("abandoned", 1.0)
+            self.sessions.counts.signals["abandoned"] += 1
 
 
 def plain_id(completion_id: str) -> str:

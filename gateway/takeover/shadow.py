@@ -227,10 +227,9 @@ class Shadow:
         drawn: Drawn,
     ) -> Reference:
         """The incumbent's ``answer`` to ``incoming``, to be judged beside the challenger's."""
-        terms, openings = self.terms(training, stage), training.settings.refusal_openings
         candidate = candidate_of(answer, seconds, index=0, request=incoming.call.body, source=INCUMBENT)
         tokens = count_of(answer, "completion_tokens")
-        return Reference(candidate, tokens, terms, drawn, training.gate, openings)
+        return Reference(candidate, tokens, self.terms(training, stage), drawn, training)
 
     def terms(self, training: Training, stage: ServingStage | None) -> Terms:
         """Of a comparison in ``stage``, but for the challenger's version and the size of its groups."""

@@ -12,7 +12,6 @@ from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.return_policy import ReturnPolicy
 from gateway.sessions.conversation import AgentLedger
-from gateway.sessions.open_groups import Closing
 from gateway.sessions.sessions import Sessions
 from gateway.types import Decided, Live
 from swarm.errors import RelayedError, UpstreamError
@@ -27,6 +26,7 @@ class Talk:
     """A conversation that notes what it is told."""
 
     session = None
+    turn = None
     sessions = SimpleNamespace(watcher=None)
     name = ""
 
@@ -40,13 +40,8 @@ class Talk:
     def gave_up(self) -> None:
         self.told.append("gave up")
 
-    def scored(self, reward: float) -> None: ...
-
     def abandoned(self) -> None:
         self.told.append("abandoned")
-
-    async def closing(self, groups: Any) -> Closing:
-        return Closing({}, 0.0)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -11,6 +11,7 @@ from typing import Any
 
 from adapters.dialects import ChatDialect, CompletionsDialect
 from gateway.config.route import RouteSettings
+from gateway.sessions.conversation import DeliveredTurn
 from gateway.sessions.open_groups import OpenGroups
 from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.types import Caller, Incoming
@@ -143,6 +144,12 @@ def say(
     link.delivered(completion_id or f"chatcmpl-{next(_NUMBERS)}", message, reward)
     messages.append(message)
     return link
+
+
+async def closed(link: SessionLink, groups: OpenGroups | None = None) -> DeliveredTurn:
+    """The answer once its group is to be submitted."""
+    assert link.turn is not None
+    return await link.turn.closing(no_groups() if groups is None else groups)
 
 
 def texts(link: SessionLink) -> list[str]:

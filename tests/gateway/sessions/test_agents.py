@@ -52,7 +52,7 @@ async def test_a_sub_agent_is_a_child_of_its_session(sessions: Sessions, to: Tal
     third = ask(sessions, to, talk, headers=main)
     assert [session_of(link) for link in (first, second, third)] == [("c", "sub"), ("c", "sub"), ("c", "")]
     assert [texts(link) for link in (first, second, third)] == [[], ["There are some."], ["I look."]]
-    assert len(sessions) == 1 and sessions.end("c", "app") == 1 and len(sessions) == 0
+    assert sessions.status().open == 1 and sessions.end("c", "app") == 1 and sessions.status().open == 0
 
 
 async def test_a_sub_agent_of_a_sub_agent_is_of_the_session(sessions: Sessions, to: Talks) -> None:
@@ -122,7 +122,7 @@ async def test_a_fork_is_a_session_of_its_own(sessions: Sessions, to: Talks) -> 
     talk.append(user("another way"))
     forked = {"x-claude-code-session-id": "fork"}
     say(sessions, to, talk, "I try.", headers=forked)
-    assert len(sessions) == 2 and sessions.end("c", "app") == 1
+    assert sessions.status().open == 2 and sessions.end("c", "app") == 1
     talk.append(user("go on"))
     assert texts(ask(sessions, to, talk, headers=forked)) == ["I try."]
 

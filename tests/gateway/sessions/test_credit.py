@@ -15,7 +15,7 @@ from gateway.config.route import Baseline
 from gateway.sessions.credit import Outcomes, shares
 from gateway.sessions.sessions import SessionLink, Sessions
 from reward_hooks import Feedback, HookContext, Session
-from tests.gateway.sessions.talk import Messages, ask, no_groups, route, say, user
+from tests.gateway.sessions.talk import Messages, ask, closed, route, say, user
 
 TASK = ("route", "key", "task")
 
@@ -33,7 +33,7 @@ def rated(session: Session, context: HookContext) -> Any:
 
 async def credits(*links: SessionLink) -> list[float]:
     async with asyncio.timeout(10):
-        return [closing.credit for closing in await asyncio.gather(*(link.closing(no_groups()) for link in links))]
+        return [turn.credit for turn in await asyncio.gather(*map(closed, links))]
 
 
 # ------------------------------------------------------------------ formulas

@@ -23,7 +23,7 @@ from swarm.http.asgi import App, ErrorMiddleware
 from swarm.http.routes import JsonRoute
 from swarm.job import TrainJob
 from tests.gateway.conftest import OpenGateway
-from tests.gateway.sessions.talk import Ended, ask, assistant, no_groups, route, say, user
+from tests.gateway.sessions.talk import Ended, ask, assistant, closed, route, say, user
 from tests.standins.swarm import Swarm
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +70,7 @@ async def delivered(door: Door, to: Any = None, choices: int = 1) -> AsyncIterat
     to = to or route(feedback_window_seconds=1000)
     link = ask(door.sessions, to, [user("hi")])
     link.delivered("chatcmpl-a1", assistant("Hello."), 0.5, choices=choices)
-    closing = asyncio.create_task(link.closing(to.open_groups))
+    closing = asyncio.create_task(closed(link, to.open_groups))
     await anyio.lowlevel.checkpoint()
     try:
         yield closing
@@ -98,7 +98,7 @@ async def test_what_is_said_reaches_the_group(door: Door, said: dict[str, Any], 
         response = await door.feedback("chatcmpl-a1", **said)
         assert response.json() == {"completion_id": "chatcmpl-a1", "trains": True, "replaced": False, "compares": False}
         assert not closing.done()
-    assert (closing.result().feedback, closing.result().credit) == ({0: feedback}, 0.0)
+    assert (closing.result().feedback(), closing.result().credit) == ({0: feedback}, 0.0)
 
 
 async def test_an_answer_is_known_in_every_dialect(door: Door) -> None:
@@ -113,7 +113,7 @@ async def test_said_again_it_replaces_what_was_said(door: Door) -> None:
         for replaced in (True, True):
             response = await door.feedback("chatcmpl-a1", label="bad")
             assert response.json()["replaced"] is replaced
-    assert closing.result().feedback == {0: Feedback(rating=-1.0)}
+    assert closing.result().feedback() == {0: Feedback(rating=-1.0)}
 
 
 async def test_each_choice_has_its_own(door: Door) -> None:
@@ -122,7 +122,7 @@ async def test_each_choice_has_its_own(door: Door) -> None:
         await door.feedback("chatcmpl-a1", score=-1)
         beyond = await door.feedback("chatcmpl-a1", score=1, choice=2)
         assert (beyond.status_code, beyond.json()["error"]["param"]) == (400, "choice")
-    assert {place: one.rating for place, one in closing.result().feedback.items()} == {0: -1.0, 1: 1.0}
+    assert {place: one.rating for place, one in closing.result().feedback().items()} == {0: -1.0, 1: 1.0}
 
 
 async def test_what_was_observed_stands_beside_what_was_said(door: Door) -> None:
@@ -130,7 +130,7 @@ async def test_what_was_observed_stands_beside_what_was_said(door: Door) -> None
         await door.feedback("chatcmpl-a1", score=1, signals={"continued": 0.25})
         to = route(feedback_window_seconds=1000)
         ask(door.sessions, to, [user("hi"), assistant("Hello."), user("tell me about cats")])
-    [feedback] = closing.result().feedback.values()
+    [feedback] = closing.result().feedback().values()
     # what the application says of a signal goes before what was seen of it
     assert feedback == Feedback(rating=1.0, signals={"continued": 0.25})
 
@@ -141,12 +141,12 @@ async def test_only_the_key_that_got_the_answer_knows_it(door: Door) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (404, "completion_not_found")
         unknown = await door.feedback("chatcmpl-b1", key="another app", score=-1)
         assert response.text.replace("a1", "b1") == unknown.text
-    assert closing.result().feedback == {}
+    assert closing.result().feedback() == {}
 
 
 async def test_what_comes_late_is_kept_for_hooks_and_does_not_train(door: Door) -> None:
     link = say(door.sessions, route(), talk := [user("hi")], "Hello.", completion_id="chatcmpl-late")
-    await link.closing(no_groups())
+    await closed(link)
     response = await door.feedback("chatcmpl-late", score=1)
     assert response.json()["trains"] is False
     later = ask(door.sessions, route(), [*talk, user("and?")])
@@ -198,7 +198,7 @@ async def test_the_application_ends_and_rates_a_session(door: Door, content: Any
     # a name with a slash is one name
     assert response.json() == {"session_id": "s/1", "ended": True}
     async with asyncio.timeout(10):
-        assert (await link.closing(no_groups())).credit == 1.0
+        assert (await closed(link)).credit == 1.0
     assert hook.sessions[0].feedback == feedback
 
 
@@ -216,7 +216,7 @@ async def test_an_answer_stays_known_while_its_group_waits_for_feedback(door: Do
         assert door.sessions.end("a1", "app") == 1
         assert (await door.feedback("chatcmpl-a1", score=1)).json()["trains"] is True
         assert not closing.done()
-    assert closing.result().feedback[0].rating == 1.0
+    assert closing.result().feedback()[0].rating == 1.0
 
 
 RATED = """

@@ -53,7 +53,7 @@ async def test_a_group_is_closed_when_its_time_is_over(bench: Bench) -> None:
     long = bench.open()
     await bench.until(lambda: bench.closed == [0])
     assert len(bench.groups) == 1
-    long.until = float("-inf")
+    long.shorten(float("-inf"))
     await bench.until(lambda: bench.closed == [0, 1])
     assert bench.groups.closed == {"window": 2}
 
