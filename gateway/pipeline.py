@@ -6,11 +6,10 @@ outcome is closed.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from adapters.dialects import LLMRequest
@@ -21,7 +20,7 @@ from gateway.data.consent import Consent, consents, header_consent
 from gateway.keys.ring import KeyRing
 from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import note, phase
-from gateway.rollout.answering import PassedThroughError, Untrained, best
+from gateway.rollout.answering import PassedThroughError, Untrained, answering_within, best
 from gateway.rollout.first import first
 from gateway.rollout.group import GroupRun
 from gateway.rollout.return_policy import ReturnPolicy, passes
@@ -63,24 +62,27 @@ _filled: Callable[[Outcome, Incoming], Outcome] = cast("Any", added("filled"))
 OutcomeT = TypeVar("OutcomeT", Decided, Live, Relayed, Outcome)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request on its route, the swarm server that is to answer it, and within how many seconds an answer is to be
+    there, or the beginning of a streamed one (``None``: as the settings say)."""
+
+    incoming: Incoming
+    route: Route
+    training: Training
+    within: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Pipeline:
     """Answers requests by the current routes; one per gateway, safe for concurrent requests."""
 
-    def __init__(
-        self,
-        routes: LiveRoutes,
-        keys: KeyRing,
-        admission: Admission,
-        retries: RetryDedup,
-        sessions: Sessions,
-        delivered: DeliveredAnswers,
-    ) -> None:
-        self._routes = routes
-        self._keys = keys
-        self._admission = admission
-        self._retries = retries
-        self._sessions = sessions
-        self._delivered = delivered
+    routes: LiveRoutes
+    keys: KeyRing
+    admission: Admission
+    retries: RetryDedup
+    sessions: Sessions
+    delivered: DeliveredAnswers
 
     async def answer(self, incoming: Incoming) -> Outcome:
         """The outcome of one request; its ``close`` must be called once it is delivered or given up.
@@ -91,20 +93,25 @@ class Pipeline:
             UnavailableError, UpstreamError: neither swarm nor upstream could answer.
         """
         async with AsyncExitStack() as held:
-            table = held.enter_context(self._routes.table.held())
+            table = held.enter_context(self.routes.table.held())
             refuses = await self.hear(incoming.headers, incoming.call.body, incoming.caller)
             route = await table.find(incoming.call.model, incoming.caller)
             note(route=route.name)
             held.enter_context(_counted(route.stats))
             incoming.consent.granted = _consents(route, incoming, refuses=refuses)
             incoming.consent.rules = route.settings.data.rules
-            if route.settings.data.redact == "before_sampling":
+            masks = route.settings.data.redact == "before_sampling"
+            if masks or not route.plain:
+                incoming.left_out.add(incoming.call.left_out)
+                # a plain upstream may have sealed and signed it itself; others refuse what was sealed or signed here
+                incoming = replace(incoming, raw=incoming.left_out.dialect.foreign(incoming.raw))
+            if masks:
                 incoming = _masked(incoming)
-            outcome = await self._retries.run(
+            outcome = await self.retries.run(
                 incoming,
                 route.name,
                 lambda: self._admitted(incoming, route, table),
-                lambda request_id: self._delivered.share(incoming, request_id),
+                lambda request_id: self.delivered.share(incoming, request_id),
             )
             return _holding(_filled(outcome, incoming) if incoming.values else outcome, held)
 
@@ -112,13 +119,13 @@ class Pipeline:
     async def placed(self, incoming: Incoming) -> AsyncGenerator[Incoming]:
         """``incoming`` with a place for all of its parts: parts that wait for the places of others would wait for
         themselves. Errors as of :meth:`answer`."""
-        with self._routes.table.held() as table:
+        with self.routes.table.held() as table:
             refuses = await self.hear(incoming.headers, incoming.call.body, incoming.caller)
             route = await table.find(incoming.call.model, incoming.caller)
             note(route=route.name)
             _consents(route, incoming, refuses=refuses)
             with phase("queue"):
-                release = await self._admission.enter(route.name, route.settings, incoming.caller)
+                release = await self.admission.enter(route.name, route.settings, incoming.caller)
             try:
                 yield replace(incoming, placed=True)
             finally:
@@ -133,13 +140,13 @@ class Pipeline:
             UnavailableError, UpstreamError: the upstream cannot answer.
         """
         async with AsyncExitStack() as held:
-            table = held.enter_context(self._routes.table.held())
+            table = held.enter_context(self.routes.table.held())
             refuses = await self.hear(request.headers, object_in(request.body) or {}, request.caller)
             route, upstream = await _forwarding(table, request)
             note(route=route.name, policy="upstream")
             _consents(route, request, refuses=refuses)
             with phase("queue"):
-                held.callback(await self._admission.enter(route.name, route.settings, request.caller))
+                held.callback(await self.admission.enter(route.name, route.settings, request.caller))
             with phase("upstream"):
                 relayed = await upstream.forward(request)
             return _holding(relayed, held)
@@ -149,7 +156,7 @@ class Pipeline:
         now or before: then its texts are written nowhere, whatever becomes of it."""
         user, session, own = whose(headers, body)
         note(key=caller.key_id, user=user_digest(user), session=session)
-        refuses = await self._keys.refusals.hear(caller.key_id, session, headers, own)
+        refuses = await self.keys.refusals.hear(caller.key_id, session, headers, own)
         if refuses:
             note(texts=False)
         return refuses
@@ -158,7 +165,7 @@ class Pipeline:
         """Whether an upstream answers the requests for ``model``, as they came: none are masked; with ``alone`` no
         challenger ever does."""
         try:
-            with self._routes.table.held() as table:
+            with self.routes.table.held() as table:
                 route = await table.find(model, caller)
         except SwarmGatewayError:
             return False
@@ -171,7 +178,7 @@ class Pipeline:
             held.enter_context(table.held())
             if not incoming.placed:
                 with phase("queue"):
-                    held.callback(await self._admission.enter(route.name, route.settings, incoming.caller))
+                    held.callback(await self.admission.enter(route.name, route.settings, incoming.caller))
             return _holding(await self._produce(incoming, route), held)
 
     async def _produce(self, incoming: Incoming, route: Route) -> Outcome:
@@ -180,48 +187,43 @@ class Pipeline:
             assert route.upstream is not None
             return await _relayed(route, route.upstream, incoming, "")
         if route.shadow is None:
-            return await self._trained(incoming, route, training)
+            return await self._trained(_Asked(incoming, route, training))
         draw = route.shadow.sides.draw(incoming)
-        outcome = await self._of_side(incoming, route, training, route.shadow, draw)
-        self._delivered.note(incoming, training, route.shadow, draw, outcome)
+        outcome = await self._of_side(_Asked(incoming, route, training), route.shadow, draw)
+        self.delivered.note(incoming, training, route.shadow, draw, outcome)
         return outcome
 
-    async def _of_side(
-        self, incoming: Incoming, route: Route, training: Training, shadow: Shadow, draw: Draw
-    ) -> Outcome:
+    async def _of_side(self, asked: _Asked, shadow: Shadow, draw: Draw) -> Outcome:
         """The answer of the side that is drawn, or of what stands in for it; the other side answers behind it."""
+        incoming, route, training = asked.incoming, asked.route, asked.training
         upstream, settings = route.upstream, route.settings
         assert upstream is not None and settings.serve is not None, "an incumbent is one"
         if draw.side == "challenger":
-            asked = replace(incoming, left_out=LeftOut(incoming.left_out.dialect, {}, incoming.left_out.note))
-            asked.left_out.add(incoming.call.left_out)
+            left_out = LeftOut(incoming.left_out.dialect, {}, incoming.left_out.note)
+            left_out.add(incoming.call.left_out)
             behind_it = shadow.asks(training, incoming, draw, lambda incoming: upstream.relay(incoming, ""))
             # with an incumbent at hand, nobody waits for a training step
             training = replace(training, settings=_impatient(settings))
+            asked = _Asked(replace(incoming, left_out=left_out), route, training, settings.serve.challenger_seconds)
             try:
-                outcome = await self._trained(asked, route, training, behind_it, settings.serve.challenger_seconds)
+                outcome = await self._trained(asked, behind_it)
             except RequestError as exc:
                 # the incumbent may take what the challenger cannot
                 reason = exc.code or exc.type
                 return _from_side(await _relayed(route, upstream, incoming, reason), INCUMBENT, draw)
-            incoming.left_out.headers |= asked.left_out.headers
+            incoming.left_out.headers |= left_out.headers
             return _from_side(outcome, CHALLENGER, draw)
-        behind = _without_lines(replace(incoming, left_out=LeftOut()), settings)
+        behind = _without_lines(replace(incoming, left_out=LeftOut()), route.settings)
         overheard = shadow.overhears(training, behind, draw)
         return _from_side(overheard.outcome(await _relayed(route, upstream, incoming, "")), INCUMBENT, draw)
 
-    async def _trained(
-        self,
-        incoming: Incoming,
-        route: Route,
-        training: Training,
-        behind: Callable[[GroupRun], None] | None = None,
-        within: float | None = None,
-    ) -> Outcome:
+    async def _trained(self, asked: _Asked, behind: Callable[[GroupRun], None] | None = None) -> Outcome:
         """The answer of the swarm's policy, or of what stands in for it; ``behind``: as of :func:`best`, for a request
-        that trains, ``within``: seconds until an answer is there, or the beginning of a streamed one."""
+        that trains."""
+        route, training, within = asked.route, asked.training, asked.within
         upstream, settings = route.upstream, route.settings
-        incoming = _without_lines(incoming, settings)
+        incoming = _without_lines(asked.incoming, settings)
+        asked = replace(asked, incoming=incoming)
         policy = ReturnPolicy.of(settings, incoming.headers)
         # refuses a session's name that is too long, also where nothing is trained
         names_of(incoming, route.name)
@@ -231,28 +233,28 @@ class Pipeline:
             incoming.consent.granted = False
             route.stats.withheld["prompt"] += 1
         consent = incoming.consent.granted
-        trains = passed is None and consent and policy.trains(settings, route.name, incoming.request_id)
+        trains = consent and policy.trains(settings, route.name, incoming.request_id)
         if (
             upstream is not None
             and upstream.available
             and (gone := training.swarm.gone_for(settings.offline_wait_seconds))
         ):
             # earlier requests have waited in vain for as long as this one would
-            return await self._fallback(incoming, route, gone)
-        if passed is not None:
-            return await self._passed_through(incoming, route, training, passed, within)
+            return await self._fallback(asked, gone)
         session: SessionLink | None = None
         stand_in: Coroutine[Any, Any, Outcome]
         try:
+            if passed is not None:
+                raise PassedThroughError(passed)
             # who says nothing, or too much, gets the best of N all the same
             reason = DropReason.PRIVATE if withheld else NO_CONSENT if silent else NOT_CHOSEN
             fans_out = policy.fans_out and settings.num_repeat != 1
             if not trains and not (fans_out and (policy.asked_for or silent or withheld)):
-                return await self._single(incoming, route, training, reason, within, tells=silent or withheld)
+                return await self._single(asked, reason, tells=silent or withheld)
             if consent:
-                session = self._sessions.link(incoming, route.name, settings, training.hooks)
+                session = self.sessions.link(incoming, route.name, settings, training.hooks)
             else:
-                self._sessions.count_untrained(incoming, route.name, reason)
+                self.sessions.count_untrained(incoming, route.name, reason)
             note(route=route.name, policy=policy.kind)
             if policy.kind == "first":
                 outcome = await first(training, incoming, session, behind, within)
@@ -261,7 +263,8 @@ class Pipeline:
             untrained = None if trains else Untrained(reason)
             return await best(training, incoming, session, policy, untrained, behind if trains else None, within)
         except PassedThroughError as exc:
-            stand_in = self._passed_through(incoming, route, training, exc.rule, within)
+            route.stats.passed_through[exc.rule] += 1
+            stand_in = self._single_or_fallback(asked, f"pass_through:{exc.rule}")
         except (UnavailableError, UpstreamError) as exc:
 
             async def from_engine(reason: str) -> Outcome:
@@ -270,69 +273,45 @@ class Pipeline:
                     with suppress(PassedThroughError):
                         again = Untrained(reason, patient=False)
                         return await best(training, incoming, session, policy, again, within=within)
-                return await self._single(incoming, route, training, reason, within, patient=False)
+                return await self._single(asked, reason, patient=False)
 
             if exc.code in NO_EPISODE_NEEDED or exc.code == DropReason.PRIVATE:
-                stand_in = self._single_or_fallback(incoming, route, training, exc.code, within)
+                stand_in = self._single_or_fallback(asked, exc.code)
             else:
                 sampled = not (trains and isinstance(exc, UnavailableError))
-                stand_in = self._fallback(incoming, route, exc, None if sampled else from_engine)
+                stand_in = self._fallback(asked, exc, None if sampled else from_engine)
         async with AsyncExitStack() as held:
-            held.enter_context(self._sessions.held(session))
+            held.enter_context(self.sessions.held(session))
             return _holding(await stand_in, held)
 
-    async def _passed_through(
-        self, incoming: Incoming, route: Route, training: Training, rule: str, within: float | None
-    ) -> Outcome:
-        """One untrained answer: ``rule`` says that the request is nothing to learn from."""
-        route.stats.passed_through[rule] += 1
-        return await self._single_or_fallback(incoming, route, training, f"pass_through:{rule}", within)
-
-    async def _single_or_fallback(
-        self, incoming: Incoming, route: Route, training: Training, reason: str, within: float | None
-    ) -> Outcome:
+    async def _single_or_fallback(self, asked: _Asked, reason: str) -> Outcome:
         """One answer of the engine's, which no hook judges; it says why it is not trained."""
         try:
-            return await self._single(incoming, route, training, reason, within)
+            return await self._single(asked, reason)
         except (UnavailableError, UpstreamError) as exc:
-            return await self._fallback(incoming, route, exc)
+            return await self._fallback(asked, exc)
 
-    async def _single(
-        self,
-        incoming: Incoming,
-        route: Route,
-        training: Training,
-        reason: str,
-        within: float | None,
-        *,
-        patient: bool = True,
-        tells: bool = True,
-    ) -> Outcome:
+    async def _single(self, asked: _Asked, reason: str, *, patient: bool = True, tells: bool = True) -> Outcome:
         """One answer of the engine's; ``reason``: why nothing is trained, and ``tells``: the answer says so."""
+        route = asked.route
         note(route=route.name, policy="single")
+        # a stream that has begun by then goes on
         with phase("sample"):
-            try:
-                # a stream that has begun by then goes on
-                async with asyncio.timeout(within):
-                    outcome = await single(training, incoming, reason if tells else None, patient=patient)
-            except TimeoutError as exc:
-                if within is None:
-                    raise
-                raise UnavailableError(f"no answer within {within:g} seconds", code="challenger_slow") from exc
+            async with answering_within(asked.within):
+                outcome = await single(asked.training, asked.incoming, reason if tells else None, patient=patient)
         route.stats.answers[Choice.SINGLE] += 1
-        self._sessions.count_untrained(incoming, route.name, reason)
+        self.sessions.count_untrained(asked.incoming, route.name, reason)
         return outcome
 
     async def _fallback(
         self,
-        incoming: Incoming,
-        route: Route,
+        asked: _Asked,
         error: UnavailableError | UpstreamError,
         from_engine: Callable[[str], Awaitable[Outcome]] | None = None,
     ) -> Outcome:
         """The answer where the swarm gave no episodes: from the upstream, else ``from_engine`` if it serves now, which
         is told why nothing is trained."""
-        reason = error.code or DropReason.UNAVAILABLE
+        incoming, route, reason = asked.incoming, asked.route, error.code or DropReason.UNAVAILABLE
         if route.upstream is not None:
             try:
                 outcome = await _relayed(route, route.upstream, incoming, reason)
@@ -342,7 +321,7 @@ class Pipeline:
             else:
                 if not route.upstream.lacks(incoming.path, outcome):
                     route.stats.fallbacks[reason] += 1
-                    self._sessions.count_untrained(incoming, route.name, reason)
+                    self.sessions.count_untrained(incoming, route.name, reason)
                     return outcome
                 if isinstance(error, UnavailableError):
                     why = f"{error.message}; the upstream has no {incoming.path}"

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -152,9 +151,6 @@ class DialectEndpoint(ApiEndpoint):
             return Answering(lambda: gateway.pipeline.forward(request), rendering)
         # while the request is answered, what is left out of it comes to the headers
         headers_of_answer = {**more_headers}
-        left_out = LeftOut(self.dialect, headers_of_answer, gateway.leave_out)
-        if call.left_out and not await gateway.pipeline.is_plain(call.model, caller):
-            left_out.add(call.left_out)
         incoming = Incoming(
             call=call,
             headers=headers,
@@ -162,7 +158,7 @@ class DialectEndpoint(ApiEndpoint):
             path=self.dialect.path,
             raw=self.raw(data, body, raw),
             request_id=scope["state"]["request_id"],
-            left_out=left_out,
+            left_out=LeftOut(self.dialect, headers_of_answer, gateway.leave_out),
             query=query_of(scope),
         )
         rendering = self.rendering(gateway, incoming, data, headers_of_answer)
@@ -191,9 +187,5 @@ class DialectEndpoint(ApiEndpoint):
         return Rendering(self.dialect, data, incoming.call.stream, more_headers)
 
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
-        """The outcome of ``incoming``; errors as of :meth:`gateway.pipeline.Pipeline.answer`. Upstreams but plain ones,
-        which may have made it, are sent nothing that was sealed or signed here: other makers refuse that."""
-        foreign = self.dialect.foreign(incoming.raw)
-        if foreign != incoming.raw and not await gateway.pipeline.is_plain(incoming.call.model, incoming.caller):
-            incoming = replace(incoming, raw=foreign)
+        """The outcome of ``incoming``; errors as of :meth:`gateway.pipeline.Pipeline.answer`."""
         return await gateway.pipeline.answer(incoming)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -45,11 +46,12 @@ _GREEDY = 1e-5
 
 
 class PassedThroughError(SwarmGatewayError):
-    """The submit hook wants the request answered once and untrained; nothing was claimed or sampled."""
+    """A rule of the route or the submit hook wants the request answered once and untrained; nothing was claimed or
+    sampled."""
 
-    def __init__(self, rule: PassThrough) -> None:
-        super().__init__(f"the hook lets this request pass through as {rule.name!r}")
-        self.rule = rule.name
+    def __init__(self, rule: str) -> None:
+        super().__init__(f"this request passes through as {rule!r}")
+        self.rule = rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ async def run_with_group(
     *,
     fans_out: bool = False,
     untrained: Untrained | None = None,
+    behind: Callable[[GroupRun], None] | None = None,
+    within: float | None = None,
 ) -> T:
     """The result of ``use`` on a group claimed for ``incoming``; on another group if a weight sync or a restart of the
     engine lost the first one whole.
@@ -78,8 +82,11 @@ async def run_with_group(
     the group is not trained.
 
     Args:
+        session: the position of ``incoming`` in a conversation, if it is part of one.
         fans_out: sample a group without episodes where no train episode is needed.
         untrained: claim nothing.
+        behind: called with the group once ``use`` has a result, or once the group is given up.
+        within: seconds for all of it; ``None``: as long as the settings say.
 
     Raises:
         RequestError, PassedThroughError: see :func:`shape`.
@@ -111,7 +118,7 @@ async def run_with_group(
     async def work() -> T:
         nonlocal run
         losses = 0
-        all_waited = Waiting(training.settings, 0.0)
+        all_waited = Waiting(training.settings)
         while True:
             waited = Waiting(training.settings, training.window_seconds)
             with phase("claim"):
@@ -126,19 +133,17 @@ async def run_with_group(
             run = GroupRun(training, session, shaped, group)
             try:
                 with incoming.prospect.sampling():
-                    return await use(run)
+                    result = await use(run)
+                if behind is not None:
+                    behind(run)
+                return result
             except EpisodeLostError as exc:
                 run.cancel(DropReason.SAMPLE)
-                if untrained is not None:
-                    if not untrained.patient:
-                        raise
-                    await all_waited.after(exc)
-                    continue
                 losses += 1
-                if losses == _GROUPS_PER_REQUEST:
+                if not (losses < _GROUPS_PER_REQUEST if untrained is None else untrained.patient):
                     raise
                 # sampling took its time: the wait for another group is a new one
-                await Waiting(training.settings, training.window_seconds).after(exc)
+                await (Waiting(training.settings) if untrained is None else all_waited).after(exc)
             except BaseException as exc:
                 run.cancel(DropReason.CANCELLED if isinstance(exc, asyncio.CancelledError) else DropReason.SAMPLE)
                 raise
@@ -154,18 +159,37 @@ async def run_with_group(
                 return exc
             raise
 
-    if training.settings.on_disconnect == "cancel":
-        return _result(await worked())
-    answering = training.swarm.background.start(worked(), "answering a request")
     try:
-        return _result(await asyncio.shield(answering))
-    except asyncio.CancelledError:
-        left = True
-        if run is not None and not run.trains:
-            answering.cancel()
-        elif session is not None:
-            answering.add_done_callback(lambda _: session.abandoned())
+        async with answering_within(within):
+            if training.settings.on_disconnect == "cancel":
+                return _result(await worked())
+            answering = training.swarm.background.start(worked(), "answering a request")
+            try:
+                return _result(await asyncio.shield(answering))
+            except asyncio.CancelledError:
+                left = True
+                if run is not None and not run.trains:
+                    answering.cancel()
+                elif session is not None:
+                    answering.add_done_callback(lambda _: session.abandoned())
+                raise
+    except (SwarmGatewayError, asyncio.CancelledError):
+        if behind is not None and run is not None:
+            run.fail()
+            behind(run)
         raise
+
+
+@asynccontextmanager
+async def answering_within(seconds: float | None) -> AsyncGenerator[None]:
+    """A block that raises :class:`UnavailableError` once it took so many ``seconds``."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as exc:
+        if seconds is None:
+            raise
+        raise UnavailableError(f"no answer within {seconds:g} seconds", code="challenger_slow") from exc
 
 
 def _result(outcome: T | SwarmGatewayError) -> T:
@@ -206,7 +230,7 @@ async def shape(training: Training, incoming: Incoming, report: ServerReport, *,
         drop, failure = DropReason.SUBMIT_HOOK, exc
     if isinstance(submission, PassThrough):
         if passes:
-            raise PassedThroughError(submission)
+            raise PassedThroughError(submission.name)
         submission = Submission(task=default_task(request), requests=[call.body] * size)
     # the served model replaces whatever name the application or the hook gave
     bodies = _bodies(submission.requests, report.model)
@@ -257,62 +281,11 @@ async def best(
     behind: Callable[[GroupRun], None] | None = None,
     within: float | None = None,
 ) -> Decided:
-    """The best of the answers that ``policy`` waits for.
-
-    Args:
-        training: of the request's route.
-        incoming: the request; its model name has been checked.
-        session: its position in a conversation, if it is part of one.
-        policy: how long to wait for the others, and whether to sample them where none can be trained.
-        untrained: claim nothing.
-        behind: called with the group once its answer is chosen, or once it is given up.
-        within: seconds for all of it; ``None``: as long as the settings say.
-
-    Raises:
-        RequestError: more choices than the group has answers, or the engine refuses the request.
-        PassedThroughError: see :func:`shape`.
-        UnavailableError: no episodes in time; nothing was sampled.
-        UpstreamError: no answer could be sampled.
-    """
-    use = partial(_decide, incoming=incoming, policy=policy)
-    return await compared_with(
-        behind, within, training, incoming, session, use, fans_out=policy.fans_out, untrained=untrained
+    """The best of the answers that ``policy`` waits for; arguments and errors as of :func:`run_with_group`."""
+    use, fans_out = partial(_decide, incoming=incoming, policy=policy), policy.fans_out
+    return await run_with_group(
+        training, incoming, session, use, fans_out=fans_out, untrained=untrained, behind=behind, within=within
     )
-
-
-async def compared_with(
-    behind: Callable[[GroupRun], None] | None,
-    within: float | None,
-    training: Training,
-    incoming: Incoming,
-    session: SessionLink | None,
-    use: Callable[[GroupRun], Awaitable[T]],
-    *,
-    fans_out: bool,
-    untrained: Untrained | None = None,
-) -> T:
-    """As :func:`run_with_group`, ``within`` seconds; then ``behind`` is called with the group, or once it is given
-    up."""
-    begun: GroupRun | None = None
-
-    async def used(run: GroupRun) -> T:
-        nonlocal begun
-        begun = run
-        result = await use(run)
-        if behind is not None:
-            behind(run)
-        return result
-
-    try:
-        async with asyncio.timeout(within):
-            return await run_with_group(training, incoming, session, used, fans_out=fans_out, untrained=untrained)
-    except (SwarmGatewayError, TimeoutError, asyncio.CancelledError) as exc:
-        if behind is not None and begun is not None:
-            begun.fail()
-            behind(begun)
-        if isinstance(exc, TimeoutError):
-            raise UnavailableError(f"no answer within {within:g} seconds", code="challenger_slow") from exc
-        raise
 
 
 async def _decide(run: GroupRun, incoming: Incoming, policy: ReturnPolicy) -> Decided:

@@ -17,7 +17,7 @@ from typing import Any
 from adapters.dialects.chat_answers import Assembly, chunks_of, completion_of, total_usage
 from adapters.dialects.jsons import encode
 from gateway.observability.request import phase
-from gateway.rollout.answering import compared_with
+from gateway.rollout.answering import run_with_group
 from gateway.rollout.group import GroupRun
 from gateway.rollout.return_policy import GroupReport
 from gateway.rollout.sampling import Chunk, EpisodeLostError, Sample
@@ -40,17 +40,16 @@ async def first(
 ) -> Live | Decided:
     """Answer 0 of a group: live where a stream was asked for, else whole as soon as it is there.
 
-    Arguments and errors as of :func:`gateway.rollout.answering.best`; a failure after the first chunk ends the stream
-    with an error. ``within`` bounds the wait for the first chunk. With ``behind`` a group is sampled also where none
-    can be trained.
+    Arguments and errors as of :func:`gateway.rollout.answering.run_with_group`; a failure after the first chunk ends
+    the stream with an error. ``within`` bounds the wait for the first chunk. With ``behind`` a group is sampled also
+    where none can be trained.
     """
 
     async def use(run: GroupRun) -> Live | Decided:
-        if incoming.call.stream:
-            return await _Broadcast(run, incoming).begin()
-        return await _whole(run, incoming)
+        return await (_Broadcast(run, incoming).begin() if incoming.call.stream else _whole(run, incoming))
 
-    return await compared_with(behind, within, training, incoming, session, use, fans_out=behind is not None)
+    fans_out = behind is not None
+    return await run_with_group(training, incoming, session, use, fans_out=fans_out, behind=behind, within=within)
 
 
 async def _whole(run: GroupRun, incoming: Incoming) -> Decided:

@@ -104,7 +104,7 @@ class Waiting:
         window: seconds for which its group may stay open once it is judged.
     """
 
-    def __init__(self, settings: RouteSettings, window: float) -> None:
+    def __init__(self, settings: RouteSettings, window: float = 0.0) -> None:
         self._started = asyncio.get_running_loop().time()
         self.settings = settings
         self._window = window

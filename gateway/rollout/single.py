@@ -73,7 +73,7 @@ async def engine_answer(training: Training, path: str, body: bytes) -> Answer:
 
 async def _awake(training: Training, incoming: Incoming, begin: Callable[[], Awaitable[T]], *, patient: bool) -> T:
     """The result of ``begin`` once an engine serves; it does not while it boots or trains on the same device."""
-    waited = Waiting(training.settings, 0.0)
+    waited = Waiting(training.settings)
     while True:
         try:
             with incoming.prospect.sampling():

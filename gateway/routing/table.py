@@ -199,7 +199,7 @@ class RouteTable:
         Raises:
             UnavailableError: ``error``, once the ``offline_wait_seconds`` of ``route`` are over.
         """
-        waiting = Waiting(route.settings, window=0.0)
+        waiting = Waiting(route.settings)
         while not condition():
             await waiting.after(error)
             await self._read_statuses()

@@ -322,8 +322,8 @@ class Sessions:
 class SessionLink:
     """One request's position in its conversation, from its arrival to the submission of its group.
 
-    A return policy calls :meth:`delivered` when the answer is decided or has been streamed; when the group is sampled
-    and scored it awaits the ``closing`` of ``turn`` before it submits. Nothing is remembered of a request that was not answered.
+    A return policy calls :meth:`delivered` when the answer is decided or has been streamed. Nothing is remembered of a
+    request that was not answered.
 
     Attributes:
         name: of the session; empty where a conversation without a name has no answer yet.
