@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from adapters.dialects import DIALECTS
-from gateway.api import admin, metrics, status
+from gateway.api import admin, status
 from gateway.api.completions import CompletionsEndpoint
 from gateway.api.endpoint import DialectEndpoint
 from gateway.api.feedback import end_session, give_feedback, tell_session
@@ -71,7 +71,7 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
     @asynccontextmanager
     async def lifespan(app: App) -> AsyncGenerator[dict[str, Any]]:
         async with Gateway(plan, keys, source) as gateway:
-            gateway.telemetry.metrics.registry.register(metrics.GatewayCollector(gateway))
+            gateway.telemetry.metrics.registry.register(status.GatewayCollector(gateway))
             gateway.sessions.watcher = page.watcher if page is not None else None
             async with _reloading_on_hangup(gateway, enabled=source is not None):
                 yield {"gateway": gateway}
@@ -156,7 +156,7 @@ def _routes() -> list[BaseRoute]:
         *(JsonRoute("/ping", status.ping, methods=[method], response_class=Response) for method in ("GET", "POST")),
         JsonRoute("/version", status.version, security=_KEY),
         JsonRoute("/status", status.status, security=_KEY),
-        JsonRoute("/metrics", metrics.metrics, security=_KEY, response_class=PlainTextResponse),
+        JsonRoute("/metrics", status.metrics, security=_KEY, response_class=PlainTextResponse),
         JsonRoute("/admin/reload", status.reload, methods=["POST"], security=_KEY),
         *admin.routes(),
     ]
