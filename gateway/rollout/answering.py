@@ -303,10 +303,7 @@ async def _decide(run: GroupRun, incoming: Incoming, policy: ReturnPolicy) -> De
     run.training.stats.answers[_choice(run, len(samples), judged=score is not None)] += 1
     winner = samples[delivered[0]]
     reward = values.get(delivered[0])
-    if session is not None:
-        session.delivered(
-            run.shaped.answer_id, winner.answer.message, reward, choices=len(delivered), trains=run.shaped.may_train
-        )
+    run.deliver(winner.answer.message, reward, len(delivered))
     # a group that waits for stragglers or for its user does not end in time for a header
     waits = run.sampling or (session is not None and run.training.window_seconds > 0)
     run.settle(list(samples), score, delivered)

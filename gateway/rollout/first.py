@@ -63,9 +63,7 @@ async def _whole(run: GroupRun, incoming: Incoming) -> Decided:
         raise run.failure()
     run.sample(range(count, len(run.shaped.bodies)))
     answers = [run.samples[index].answer for index in delivered]
-    if (session := run.session) is not None:
-        trains = run.shaped.may_train
-        session.delivered(run.shaped.answer_id, answers[0].message, None, choices=len(delivered), trains=trains)
+    run.deliver(answers[0].message, None, len(delivered))
     run.settle((), None, delivered)
     chunks = partial(chunks_of, answers, run.shaped.answer_id, include_usage=incoming.call.include_usage)
     report = _report(run, run.samples[delivered[0]].policy_version)
@@ -175,13 +173,9 @@ class _Broadcast:
         """The answers are whole: a caller who leaves now got them."""
         if not self._whole:
             self._whole = True
-            if (session := self._run.session) is not None:
-                message = self._assemblies[0].answer().message
-                session.delivered(
-                    self._run.shaped.answer_id, message, None, choices=self._count, trains=self._run.shaped.may_train
-                )
-                if self._left:
-                    session.abandoned()
+            self._run.deliver(self._assemblies[0].answer().message, None, self._count)
+            if self._left and self._run.session is not None:
+                self._run.session.abandoned()
 
     async def _chunks(self) -> AsyncIterator[Chunk]:
         left = self._count

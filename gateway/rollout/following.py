@@ -24,11 +24,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class StageFollower:
-    """The stages that ``client`` reads, once there is a route to follow."""
+    """The stages that ``client`` reads, once there are ``routes`` to follow, by their names and incumbents."""
 
     def __init__(self, client: AsyncSwarmClient) -> None:
         self._client = client
-        self._routes: dict[tuple[str, str], FollowedRoute] = {}
+        self.routes: dict[tuple[str, str], FollowedRoute] = {}
         self._stages: dict[tuple[str, str], ServingStage] = {}
         self._conflicts: dict[tuple[str, str], str] = {}
         self._changes = 0
@@ -39,9 +39,9 @@ class StageFollower:
     def follow(self, routes: Iterable[FollowedRoute]) -> None:
         """From now on follow the stages of ``routes`` and of no others; the server learns of the new ones."""
         wanted = {(route.route, route.incumbent): route for route in routes}
-        if self._routes == wanted:
+        if self.routes == wanted:
             return
-        self._routes = wanted
+        self.routes = wanted
         if self._following is not None:
             self._following.cancel()
             self._following = None
@@ -63,7 +63,7 @@ class StageFollower:
 
     def conflict(self, route: str, incumbent: str) -> str:
         """Why the rules that this gateway has configured for a route are not in force; empty: they are."""
-        wanted, stage = self._routes.get((route, incumbent)), self.stage(route, incumbent)
+        wanted, stage = self.routes.get((route, incumbent)), self.stage(route, incumbent)
         if wanted is None or stage is None or wanted.rules == stage.rules:
             return ""
         ours, theirs = wanted.rules.model_dump(), stage.rules.model_dump()
@@ -83,7 +83,7 @@ class StageFollower:
         while True:
             began, changes, stages = loop.time(), self._changes, self._stages
             try:
-                answer = await self._client.follow_stages([*self._routes.values()], after, _POLL_SECONDS)
+                answer = await self._client.follow_stages([*self.routes.values()], after, _POLL_SECONDS)
             except StateError:
                 return  # the client is closed
             except SwarmGatewayError as exc:
@@ -103,7 +103,7 @@ class StageFollower:
         self._changes = changes
         self._stages = {stage.key: stage for stage in stages}
         self.heard.notify()
-        for route, incumbent in self._routes:
+        for route, incumbent in self.routes:
             conflict = self.conflict(route, incumbent)
             if conflict and self._conflicts.get((route, incumbent)) != conflict:
                 logger.warning("%s", conflict)

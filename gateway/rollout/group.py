@@ -165,6 +165,12 @@ class GroupRun:
 
     # ------------------------------------------------------------------ its end
 
+    def deliver(self, message: dict[str, Any], reward: float | None, choices: int) -> None:
+        """The session's answer is ``message``, the best of ``choices``; see :meth:`SessionLink.delivered`."""
+        if self.session is not None:
+            answer_id, trains = self.shaped.answer_id, self.shaped.may_train
+            self.session.delivered(answer_id, message, reward, choices=choices, trains=trains)
+
     def settle(self, judged: Sequence[int], score: GroupScore | None, delivered: Sequence[int]) -> None:
         """Bring the group to its end in the background.
 

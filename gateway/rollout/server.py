@@ -297,7 +297,7 @@ class Swarm:
                 unless_batch_waits=True,
             )
 
-        if len(self.open_groups):
+        if self.open_groups.held:
             try:
                 return await claim(0.0)
             except UnavailableError as exc:
@@ -358,8 +358,9 @@ class Swarm:
             if self.down_since is not None:
                 logger.warning("the swarm server at %s answers again", self.url)
             self.down_since = None
-            on_disk = status.journal is None or not status.journal.pending
-            self.stages.look(status.stage_changes, status.stages, on_disk=on_disk)
+            if self.stages.routes:
+                on_disk = status.journal is None or not status.journal.pending
+                self.stages.look(status.stage_changes, status.stages, on_disk=on_disk)
             job, engine = status.job, status.engine
             # of an engine that is away it is the run's last step, and a run that goes on with another's has none yet
             if engine.engine_status not in _AWAY_STATES or status.serving is not None:

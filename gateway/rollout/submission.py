@@ -61,10 +61,32 @@ async def submit(
     Returns:
         ``None`` when acknowledged, else why not; then the episodes are aborted.
     """
+
+    async def offer() -> DropReason | None:
+        failures = 0
+        while True:
+            try:
+                ended = await client.end_group_accounted(task_id, outputs, pair)
+                break
+            except UnavailableError as exc:
+                logger.warning("group %s: %s; offering it again", task_id, exc)
+            except SwarmGatewayError as exc:
+                logger.warning("group %s is not trained: %s", task_id, exc)
+                return DropReason.REFUSED
+            failures += 1
+            await asyncio.sleep(_RETRIES.delay(failures))
+        for counts in ended.tokens.values():
+            account.tokens.update({name: getattr(counts, name) for name in _NUMBERS})
+            if counts.dropped:
+                account.why[counts.why] += counts.dropped
+        if ended.error:
+            logger.warning("group %s is accepted but not trained: %s", task_id, ended.error)
+        return DropReason.QUARANTINED if ended.error else None
+
     with phase("submit") as submitting:
         try:
             async with asyncio.timeout(seconds):
-                reason = await _offer(client, task_id, outputs, account, pair)
+                reason = await offer()
         except TimeoutError:
             logger.error("group %s is not trained: not acknowledged within %g s", task_id, seconds)
             reason = DropReason.SUBMIT_TIMEOUT
@@ -80,35 +102,6 @@ async def submit(
         stats.groups.dropped[reason] += 1
         await client.abort(outputs, reason.value)
     return reason
-
-
-async def _offer(
-    client: AsyncSwarmClient,
-    task_id: str,
-    outputs: Mapping[str, WorkflowOutput],
-    account: Accounted,
-    pair: Pair | None,
-) -> DropReason | None:
-    failures = 0
-    while True:
-        try:
-            ended = await client.end_group_accounted(task_id, outputs, pair)
-            counted = ended.tokens.values()
-            for name in _NUMBERS if counted else ():
-                account.tokens[name] += sum([getattr(counts, name) for counts in counted])
-            for counts in counted:
-                if counts.dropped:
-                    account.why[counts.why] += counts.dropped
-            if ended.error:
-                logger.warning("group %s is accepted but not trained: %s", task_id, ended.error)
-            return DropReason.QUARANTINED if ended.error else None
-        except UnavailableError as exc:
-            logger.warning("group %s: %s; offering it again", task_id, exc)
-        except SwarmGatewayError as exc:
-            logger.warning("group %s is not trained: %s", task_id, exc)
-            return DropReason.REFUSED
-        failures += 1
-        await asyncio.sleep(_RETRIES.delay(failures))
 
 
 def add_up(total: Accounted, account: Accounted) -> None:

@@ -151,7 +151,6 @@ class DeliveredTurn:
         left: the user went back to an earlier turn; this turn gets no credit from the session.
         retried: the client lost this answer on the way and asked again; the turn is not counted.
         credit: from the end of the session, added to the advantage of the best delivered answer.
-        open: whether feedback may still train.
     """
 
     completion_id: str
@@ -174,28 +173,34 @@ class DeliveredTurn:
     left: bool = False
     retried: bool = False
     credit: float = 0.0
-    open: bool = True
     _feedback_until: float = float("-inf")
-    _hold: Hold = field(default_factory=Hold)
+    _hold: Hold | None = None
 
-    def waits(self, feedback_until: float, session_until: float) -> None:
-        """Set how long the group stays open for feedback and for the session's end (on the loop's clock)."""
-        self._feedback_until = feedback_until
-        self._hold.until = max(feedback_until, session_until)
-        self.open = self._hold.until > asyncio.get_running_loop().time()
+    @property
+    def open(self) -> bool:
+        """Whether feedback may still train."""
+        return self._hold is not None
+
+    def waits(self, feedback_seconds: float, session_seconds: float) -> None:
+        """The group stays open for so long: for feedback, and for the session's end."""
+        now = asyncio.get_running_loop().time()
+        self._feedback_until = now + feedback_seconds
+        if (seconds := max(feedback_seconds, session_seconds)) > 0:
+            self._hold = Hold(now + seconds)
 
     def session_over(self) -> None:
         """Stop waiting for the session's end."""
-        self._hold.shorten(self._feedback_until)
+        if self._hold is not None:
+            self._hold.shorten(self._feedback_until)
 
     async def closing(self, groups: OpenGroups) -> Self:
         """Wait until the group is to be submitted: at once, when its windows are over, or when ``groups`` closes it;
         later feedback does not count."""
-        try:
-            if self.open:
+        if self._hold is not None:
+            try:
                 await groups.keep(self._hold)
-        finally:
-            self.open = False
+            finally:
+                self._hold = None
         return self
 
     def feedback(self) -> dict[int, Feedback]:

@@ -28,10 +28,10 @@ class Hold:
     """How long one group stays open; ``until`` is on the event loop's clock. ``began`` is the number of weight syncs
     until then, as far as it is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, until: float) -> None:
+        self.until = until
         self.why = ""
         self.began: int | None = None
-        self.until = float("-inf")
         self._changed = Signal()
 
     def shorten(self, until: float) -> None:
@@ -57,13 +57,14 @@ class OpenGroups:
     """The open groups of one swarm server, oldest first.
 
     Attributes:
+        held: the open groups.
         closed: how many groups were closed, by why: ``window`` (nothing closed it early), ``room``, ``limit``,
             ``sync``, ``shutdown``.
     """
 
     def __init__(self, client: AsyncSwarmClient) -> None:
         self._client = client
-        self._held: dict[Hold, None] = {}
+        self.held: dict[Hold, None] = {}
         self._watch: asyncio.Task[None] | None = None
         self._rolling = True
         self._limit: int | None = None
@@ -72,11 +73,11 @@ class OpenGroups:
         self.closed: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.held)
 
     async def keep(self, hold: Hold) -> None:
         """Return when the group of ``hold`` is to be submitted."""
-        self._held[hold] = None
+        self.held[hold] = None
         hold.began = self._syncs
         try:
             if self._over:
@@ -88,9 +89,9 @@ class OpenGroups:
             self._trim()
             await hold.over()
         finally:
-            del self._held[hold]
+            del self.held[hold]
             self.closed[hold.why or "window"] += 1
-            if not self._held:
+            if not self.held:
                 self._stop_watching()
 
     def make_room(self, groups: int = 1) -> None:
@@ -100,14 +101,14 @@ class OpenGroups:
     def close(self) -> None:
         """Close all, and keep none open from now on."""
         self._over = True
-        self._release_oldest(len(self._held), "shutdown")
+        self._release_oldest(len(self.held), "shutdown")
 
     def _trim(self) -> None:
         if self._limit is not None:
-            self._release_oldest(len(self._held) - self._limit, "limit")
+            self._release_oldest(len(self.held) - self._limit, "limit")
 
     def _release_oldest(self, count: int, why: str) -> None:
-        for hold in [hold for hold in self._held if not hold.why][: max(0, count)]:
+        for hold in [hold for hold in self.held if not hold.why][: max(0, count)]:
             hold.release(why)
 
     async def _observe(self, status: ServerStatus) -> None:
@@ -115,11 +116,11 @@ class OpenGroups:
         self._rolling = state is EngineState.ROLLING or (always and state is EngineState.WEIGHT_SYNCING)
         self._syncs = status.weight_syncs
         if not self._rolling:
-            self._release_oldest(len(self._held), "sync")
+            self._release_oldest(len(self.held), "sync")
         if job is None:
             return
         self._limit = max(1, job.slots // job.num_repeat // 2)
-        for hold in self._held:
+        for hold in self.held:
             if hold.began is None:
                 hold.began = self._syncs
             elif always and job.max_staleness is not None and self._syncs - hold.began >= job.max_staleness:

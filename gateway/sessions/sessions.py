@@ -170,11 +170,8 @@ class Sessions:
             rules=settings.data.rules,
         )
         if trains:
-            now = asyncio.get_running_loop().time()
             session_window = settings.session_window_seconds if link.hooks.ends_sessions else 0.0
-            turn.waits(now + settings.feedback_window_seconds, now + session_window)
-        else:
-            turn.open = False
+            turn.waits(settings.feedback_window_seconds, session_window)
         for leaving in self._memory.add(conversation, turn):
             self._end(leaving, "evicted")
         self._goes_on(conversation)

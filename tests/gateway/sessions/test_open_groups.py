@@ -27,8 +27,7 @@ class Bench:
         self.holds: list[Hold] = []
 
     def open(self, seconds: float = 1000.0) -> Hold:
-        hold = Hold()
-        hold.until = asyncio.get_running_loop().time() + seconds
+        hold = Hold(asyncio.get_running_loop().time() + seconds)
         self.tasks.append(asyncio.create_task(self._keep(hold, len(self.holds))))
         self.holds.append(hold)
         return hold
