@@ -18,7 +18,7 @@ from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import note
 from gateway.observability.telemetry import Telemetry
 from gateway.pipeline import Pipeline
-from gateway.routing.plan import Plan, PlannedRoute
+from gateway.routing.plan import Plan
 from gateway.routing.table import LiveRoutes
 from gateway.sessions.response_store import ResponseStore
 from gateway.sessions.sessions import Sessions
@@ -150,15 +150,15 @@ class Gateway:
             if done.error is not None:
                 raise done.error
             plan: Plan = done.value
-            old, before = self.config, self.routes.table.routes
-            if _has_keys(plan.config) != _has_keys(old):
+            old = self.routes.plan
+            if _has_keys(plan.config) != _has_keys(old.config):
                 raise ConfigError(
                     "a reload cannot switch between a gateway with keys and one without: restart it, or keep api_keys "
                     "or keys_file as they were"
                 )
             self._keys.change(plan.config)
             await self.routes.change(plan)
-        changed = list(dict.fromkeys([*_changed(old, plan.config), *_edited(before, plan)]))
+        changed = _changed(old, plan)
         fixed = [name for name in changed if name in _FIXED]
         names = ", ".join(route.name for route in plan.routes)
         logger.warning("the configuration is reloaded: routes %s; changed: %s", names, ", ".join(changed) or "nothing")
@@ -183,34 +183,28 @@ def _has_keys(config: GatewayConfig) -> bool:
     return bool(config.api_keys) or config.keys_file is not None
 
 
-def _edited(before: Sequence[PlannedRoute], plan: Plan) -> list[str]:
-    """The hooks and suites whose files differ."""
-    earlier = {route.name: _contents(route) for route in before}
-    edited = [
-        (route.name, setting)
-        for route in plan.routes
-        for setting, content in _contents(route).items()
-        if content != earlier.get(route.name, {}).get(setting, content)
-    ]
-    return [f"routes.{name}.{setting}" if plan.config.routes else setting for name, setting in edited]
+def _settings(plan: Plan) -> dict[str, dict[str, Any]]:
+    """The settings by the beginnings of their names, those of the gateway and of each route; with digests of the hooks
+    and suites that they name."""
+    config = plan.config
+    settings_of = {"": {name: getattr(config, name) for name in type(config).model_fields if name != "routes"}}
+    for route in plan.routes:
+        own = {name: getattr(route.settings, name) for name in type(route.settings).model_fields}
+        settings = settings_of.setdefault(f"routes.{route.name}.", own) if config.routes else settings_of[""]
+        named = {"hooks": route.hooks, "serve.gate.hook": route.gate_hooks}
+        settings |= {name: (settings.get(name), hooks.code) for name, hooks in named.items() if hooks is not None}
+        settings["serve.gate.suites"] = [suite.key for suite in route.suites]
+    return settings_of
 
 
-def _contents(route: PlannedRoute) -> dict[str, str]:
-    """Digests of files, by the setting that names them."""
-    named = {"hooks": route.hooks, "serve.gate.hook": route.gate_hooks}
-    hooks = {setting: hooks.code for setting, hooks in named.items() if hooks is not None}
-    return {**hooks, "serve.gate.suites": " ".join(suite.key for suite in route.suites)}
-
-
-def _changed(old: GatewayConfig, new: GatewayConfig) -> list[str]:
-    """The settings that differ."""
-    changed = [name for name in type(new).model_fields if name != "routes" and getattr(old, name) != getattr(new, name)]
-    before = {route.name: route for route in old.routes}
-    for route in new.routes:
-        earlier = before.pop(route.name, None)
-        if earlier is None:
-            changed.append(f"routes.{route.name}")
+def _changed(old: Plan, new: Plan) -> list[str]:
+    """The settings that differ; of a route that is new or gone, its name."""
+    before, after = _settings(old), _settings(new)
+    changed: list[str] = []
+    for beginning in {**after, **before}:
+        if beginning not in before or beginning not in after:
+            changed.append(beginning.removesuffix("."))
             continue
-        names = type(route).model_fields
-        changed += [f"routes.{route.name}.{name}" for name in names if getattr(earlier, name) != getattr(route, name)]
-    return [*changed, *(f"routes.{name}" for name in before)]
+        was, now = before[beginning], after[beginning]
+        changed += [f"{beginning}{name}" for name in {**now, **was} if was.get(name) != now.get(name)]
+    return changed

@@ -141,15 +141,10 @@ class _Broadcast:
 
     def _error_of(self, exc: BaseException) -> SwarmGatewayError:
         """The user's error for ``exc``; an :class:`EpisodeLostError` where another group can help."""
-        match exc:
-            case EpisodeLostError() if not self._opened.done():
-                return exc
-            case UnavailableError() if not self._opened.done():
-                return EpisodeLostError(exc.message)
-            case SwarmGatewayError():
-                return exc
-            case _:
-                return UpstreamError("the answer was given up", code="stream_cut")
+        if isinstance(exc, UnavailableError) and not self._opened.done():
+            return exc if isinstance(exc, EpisodeLostError) else EpisodeLostError(exc.message)
+        given_up = UpstreamError("the answer was given up", code="stream_cut")
+        return exc if isinstance(exc, SwarmGatewayError) else given_up
 
     def _take(self, index: int, chunk: Chunk) -> None:
         assembly = self._assemblies[index]
