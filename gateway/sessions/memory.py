@@ -7,11 +7,9 @@ by itself leaves, too.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -38,11 +36,6 @@ _CHILDREN = 1000
 _SHORTEST_PROMPT, _TEXTS = 16, 16
 #: Characters; a shorter answer may stand in a text by chance.
 _SHORTEST_SUMMARY = 40
-_WORD = re.compile(r"\w+|[^\w\s]")
-#: Of a text, that are compared.
-MOST_WORDS = 200
-#: Below this similarity a question is a different one, not an edit.
-_EDITED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,9 @@ class Position:
 
 
 _Entries = list[tuple[Conversation, DeliveredTurn]]
-_Index = dict[tuple[Scope, bytes], _Entries]
+#: Of a turn: the digest of its conversation with the answer; of the conversation before it; and of a text that may come
+#: back in a user's place: its answer, or what its calls pass on.
+_Key = tuple[Literal["answer", "question", "text"], Scope, bytes]
 
 
 class Memory:
@@ -81,10 +76,7 @@ class Memory:
         self.named: dict[Scope, Conversation] = {}
         #: of sub-agents with a session's name of their own: the session's
         self._roots: dict[Scope, Scope] = {}
-        self._by_answer: _Index = {}
-        self._by_question: _Index = {}
-        #: by the texts of a turn that may come back in a user's place: its answer, and what its calls pass on
-        self._by_text: _Index = {}
+        self._entries: dict[_Key, _Entries] = {}
         self.by_id: dict[str, DeliveredTurn] = {}
         self.size = 0
 
@@ -98,12 +90,12 @@ class Memory:
         """Where a request of ``agent`` with ``messages`` stands, ``None`` where a conversation begins."""
         spots = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         for index, (whole, inner) in zip(reversed(spots), reversed(digests.answers), strict=True):
-            entries = self._by_answer.get((scope, whole)) or self._by_answer.get((scope, inner))
+            entries = self._entries.get(("answer", scope, whole)) or self._entries.get(("answer", scope, inner))
             if entries := entries or self._left_in(scope, agent, digests.digest, messages, index):
                 return _position_in(entries, agent)
         # without the name of a session or user, the same question may come from two users
         if scope.kind != "anyone":
-            for conversation, turn in reversed(self._by_question.get((scope, digests.digest), [])):
+            for conversation, turn in reversed(self._entries.get(("question", scope, digests.digest), [])):
                 if turn.agent == agent:
                     return Position(conversation, turn.parent, "question", agent)
         if (conversation := self.named.get(scope)) is None:
@@ -118,7 +110,7 @@ class Memory:
         results, and what they had added to a question. What another request goes on from may be an example that all
         requests have, and what two conversations have may be that of either."""
         answer = spoken(messages[index])
-        if (entries := self._by_text.get((scope, digest_of(text_of(answer).strip())))) is None:
+        if (entries := self._entries.get(("text", scope, digest_of(text_of(answer).strip())))) is None:
             return []
         question = _question_in(messages[:index])
         entries = [
@@ -135,7 +127,7 @@ class Memory:
         its summary."""
         for message in reversed(messages):
             for text in texts_of(message) if message.get("role") == "user" else ():
-                for conversation, turn in reversed(self._by_text.get((scope, digest_of(text.strip())), [])):
+                for conversation, turn in reversed(self._entries.get(("text", scope, digest_of(text.strip())), [])):
                     if text.strip() == text_of(_answer_of(turn)).strip():
                         return Position(conversation, turn, "compacted", turn.agent)
                     # a call that has its result asks nobody any more
@@ -167,8 +159,8 @@ class Memory:
         conversation.turns.append(turn)
         conversation.size += turn.size
         self.size += turn.size
-        for index, digest in self._keys_of(scope, turn):
-            index[digest] = [*index.get(digest, []), (conversation, turn)][-_SAME:]
+        for key in _keys_of(scope, turn):
+            self._entries[key] = [*self._entries.get(key, []), (conversation, turn)][-_SAME:]
         self.by_id[turn.completion_id] = turn
         leaving: list[Conversation] = []
         size = self.size
@@ -196,27 +188,24 @@ class Memory:
         for child in conversation.children:
             self._roots.pop(child, None)
         for turn in conversation.turns:
-            for index, digest in self._keys_of(conversation.scope, turn):
-                index[digest] = [entry for entry in index.get(digest, []) if entry[1] is not turn]
-                if not index[digest]:
-                    del index[digest]
+            for key in _keys_of(conversation.scope, turn):
+                if entries := [entry for entry in self._entries.pop(key, []) if entry[1] is not turn]:
+                    self._entries[key] = entries
         late = [turn.completion_id for turn in conversation.turns if turn.open]
         self.forget([turn.completion_id for turn in conversation.turns if not turn.open])
         return late
-
-    def _keys_of(self, scope: Scope, turn: DeliveredTurn) -> Iterator[tuple[_Index, tuple[Scope, bytes]]]:
-        """The keys under which ``turn`` stands, each with its index."""
-        yield self._by_answer, (scope, turn.answered)
-        if turn.inner:
-            yield self._by_answer, (scope, turn.inner)
-        for text in _texts_in(turn):
-            yield self._by_text, (scope, text)
-        yield self._by_question, (scope, turn.asked)
 
     def forget(self, completion_ids: list[str]) -> None:
         """No more feedback for these."""
         for completion_id in completion_ids:
             self.by_id.pop(completion_id, None)
+
+
+def _keys_of(scope: Scope, turn: DeliveredTurn) -> list[_Key]:
+    """The keys under which ``turn`` stands."""
+    inner: list[_Key] = [("answer", scope, turn.inner)] if turn.inner else []
+    texts: list[_Key] = [("text", scope, text) for text in _texts_in(turn)]
+    return [("answer", scope, turn.answered), ("question", scope, turn.asked), *inner, *texts]
 
 
 def _position_in(entries: _Entries, agent: str) -> Position:
@@ -274,18 +263,3 @@ def _texts_in(turn: DeliveredTurn) -> list[bytes]:
             texts.difference_update(text.strip() for text in texts_of(asked))
         digests += [digest_of(text) for text in sorted(texts)]
     return digests[:_TEXTS]
-
-
-def similarity(text: str, other: str, least: float = _EDITED) -> float:
-    """How similar the words of two texts are: the ratio 2 M / T of :mod:`difflib` (Ratcliff and Metzener 1988) over at
-    most 200 words of each, or 0 where it is below ``least``."""
-    words, others = words_of(text), words_of(other)
-    matcher = SequenceMatcher(None, words, others, autojunk=False)
-    # an upper bound first: most texts have nothing in common, and the ratio costs the product of their lengths
-    ratio = matcher.ratio() if words and others and matcher.quick_ratio() >= least else 0.0
-    return ratio if ratio >= least else 0.0
-
-
-def words_of(text: str) -> list[str]:
-    """The first words of a text, in lower case."""
-    return _WORD.findall(text[: MOST_WORDS * 40].lower())[:MOST_WORDS]

@@ -12,20 +12,25 @@ repeated    a later question is nearly the same as its question
 abandoned   the user went back to an earlier turn, or hung up (1.0)
 =========== ======================================================================
 
-The strength of ``edited`` and ``repeated`` is :func:`gateway.sessions.memory.similarity`.
+The strength of ``edited`` and ``repeated`` is :func:`similarity`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from adapters.dialects.dialect import text_of
 from gateway.sessions.conversation import INSTRUCTIONS, DeliveredTurn
-from gateway.sessions.memory import MOST_WORDS, Position, similarity, words_of
+from gateway.sessions.memory import Position
 
-#: From this similarity on a question is repeated.
-_REPEATED = 0.8
+_WORD = re.compile(r"\w+|[^\w\s]")
+#: Of a text, that are compared.
+_MOST_WORDS = 200
+#: Below the first similarity a question is a different one, not an edit; from the second on it is repeated.
+_EDITED, _REPEATED = 0.5, 0.8
 #: Words; "yes" and "go on" are common, and repeat nothing.
 _SHORTEST_QUESTION = 4
 #: How far back a question is searched for.
@@ -94,5 +99,20 @@ def _question_in(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def _repeats(earlier: str, question: str) -> float:
     # of a longer one the end is not compared, and an application may write documents before each question
-    fits = _SHORTEST_QUESTION <= len(words_of(question)) < MOST_WORDS
+    fits = _SHORTEST_QUESTION <= len(_words_of(question)) < _MOST_WORDS
     return similarity(earlier, question, _REPEATED) if fits else 0.0
+
+
+def similarity(text: str, other: str, least: float = _EDITED) -> float:
+    """How similar the words of two texts are: the ratio 2 M / T of :mod:`difflib` (Ratcliff and Metzener 1988) over at
+    most 200 words of each, or 0 where it is below ``least``."""
+    words, others = _words_of(text), _words_of(other)
+    matcher = SequenceMatcher(None, words, others, autojunk=False)
+    # an upper bound first: most texts have nothing in common, and the ratio costs the product of their lengths
+    ratio = matcher.ratio() if words and others and matcher.quick_ratio() >= least else 0.0
+    return ratio if ratio >= least else 0.0
+
+
+def _words_of(text: str) -> list[str]:
+    """The first words of a text, in lower case."""
+    return _WORD.findall(text[: _MOST_WORDS * 40].lower())[:_MOST_WORDS]
