@@ -281,7 +281,8 @@ class Pipeline:
                 sampled = not (trains and isinstance(exc, UnavailableError))
                 stand_in = self._fallback(asked, exc, None if sampled else from_engine)
         async with AsyncExitStack() as held:
-            held.enter_context(self.sessions.held(session))
+            if session is not None:
+                held.enter_context(self.sessions.held(session))
             return _holding(await stand_in, held)
 
     async def _single_or_fallback(self, asked: _Asked, reason: str) -> Outcome:

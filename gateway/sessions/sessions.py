@@ -74,22 +74,11 @@ class Sessions:
         self.watcher: GroupWatcher | None = None
 
     def link(self, incoming: Incoming, route: str, settings: RouteSettings, hooks: HookRunner) -> SessionLink:
-        """The position of a request in its conversation.
-
-        Args:
-            route, settings, hooks: of the request's route.
-
-        Raises:
-            RequestError: see :func:`names_of`.
-        """
-        scope, agent = self._names(incoming, route)
-        messages = incoming.call.messages
-        digests = digests_of(messages)
-        # a prompt of token ids says nothing about where it stands
-        position = self._memory.locate(scope, agent, digests, messages) if messages else None
+        """The position of a request in its conversation; raises as :func:`names_of`."""
+        scope, agent, digests, position = self._located(incoming, route)
         if position is not None:
             self.counts.linked[position.linked_by] += 1
-            self.counts.signals.update(observe(position, digests.digest, messages))
+            self.counts.signals.update(observe(position, digests.digest, incoming.call.messages))
         name = scope.session or (position.conversation.session_id if position is not None else "")
         # of a conversation that begins without a name, until it has one
         if name:
@@ -101,11 +90,8 @@ class Sessions:
         return link
 
     @contextmanager
-    def held(self, link: SessionLink | None) -> Generator[None]:
+    def held(self, link: SessionLink) -> Generator[None]:
         """Inside, the request is under way again: another answer stands in for its own."""
-        if link is None:
-            yield
-            return
         self._begin(link)
         try:
             yield
@@ -121,9 +107,7 @@ class Sessions:
     def count_untrained(self, incoming: Incoming, route: str, reason: str) -> None:
         """Count a request of a named session that got an untrained answer, by why; the session, also one that has no
         name, goes on."""
-        scope, agent = self._names(incoming, route)
-        messages = incoming.call.messages
-        position = self._memory.locate(scope, agent, digests_of(messages), messages) if messages else None
+        scope, agent, _, position = self._located(incoming, route)
         conversation = position.conversation if position is not None else self._memory.named.get(scope)
         if conversation is not None:
             self._goes_on(conversation)
@@ -193,14 +177,8 @@ class Sessions:
         return (parts[number], own) if number < len(parts) else (name, choice)
 
     def end(self, session_id: str, key_id: str, feedback: Feedback | None = None, task: str = "") -> int:
-        """End a key's session ``session_id`` on all routes; returns how many there were.
-
-        Args:
-            session_id: as given by header or ``metadata``, or as the gateway names a session in its answers.
-            key_id: of the caller.
-            feedback: about the whole session.
-            task: names what the session worked on; default: the request that it began with.
-        """
+        """End a key's session on all routes; returns how many there were. ``task`` names what it worked on, by default
+        the request that it began with."""
         mine = [
             conversation
             for conversation in self._memory
@@ -241,10 +219,15 @@ class Sessions:
         """What is open now, and the counts."""
         return self.counts.model_copy(update={"open": len(self._memory), "bytes": self._memory.size})
 
-    def _names(self, incoming: Incoming, route: str) -> tuple[Scope, str]:
+    def _located(self, incoming: Incoming, route: str) -> tuple[Scope, str, Digests, Position | None]:
         """See :func:`names_of`; a sub-agent's session is that of the session which began it."""
         scope, agent, child = names_of(incoming, route)
-        return (self._memory.adopt(scope, child) if child else scope), agent
+        if child:
+            scope = self._memory.adopt(scope, child)
+        messages = incoming.call.messages
+        digests = digests_of(messages)
+        # a prompt of token ids says nothing about where it stands
+        return scope, agent, digests, self._memory.locate(scope, agent, digests, messages) if messages else None
 
     def _begun(self, link: SessionLink, answer: str) -> Conversation:
         """A new session for the first answer of ``link``, which is its name unless it has one."""
@@ -301,13 +284,11 @@ class Sessions:
         turns = [turn for turn in conversation.turns if not turn.retried]
         try:
             for turn, credit in zip(turns, await self._crediting.credits(conversation, turns), strict=True):
-                if credit and turn.open:
+                if reaches := bool(credit) and turn.open:
                     turn.credit = credit
-                    self.counts.credited += 1
-                    conversation.report.credited += 1
-                else:
-                    self.counts.credit_dropped += bool(credit)
-                    conversation.report.credit_dropped += bool(credit)
+                for counts in (self.counts, conversation.report):
+                    counts.credited += reaches
+                    counts.credit_dropped += bool(credit) and not reaches
         except HookError as exc:
             logger.debug("session %s earns nothing: %s", conversation.session_id, exc)
             hook_failed(exc, self.counts)
@@ -360,14 +341,8 @@ class SessionLink:
         trains: bool = True,
     ) -> None:
         """This message is the answer (the best of ``choices``); call it once, before the last of it goes out. One that
-        may not be kept, or whose conversation was deleted meanwhile, is not remembered.
-
-        Args:
-            completion_id: of the ``chat.completion`` body.
-            message: in OpenAI's form.
-            reward: of the answer; ``None`` where it has none (yet).
-            trains: whether its group may be trained.
-        """
+        may not be kept, or whose conversation was deleted meanwhile, is not remembered. ``reward``: ``None`` where it
+        has none (yet); ``trains``: whether its group may be trained."""
         if self.incoming.consent.withholds(message) or deleted():
             self.gave_up()
             return
