@@ -118,7 +118,7 @@ class _Broadcast:
         try:
             body = _streamed(run.shaped.bodies[index], self._options)
             async with run.swarm.sampler.stream(run.episodes[index], body, run.deadline) as live:
-                async for chunk in live.chunks():
+                async for chunk in live.chunks:
                     self._take(index, chunk)
                     if not self._opened.done():
                         self._opened.set_result(live.policy_version)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from adapters.dialects import ChatDialect, SampledAnswer
 from adapters.dialects.jsons import error_in, object_in
@@ -107,11 +107,7 @@ class Shaped:
     failure: HookError | None = None
 
     def untrained(self, reason: str, size: int) -> Shaped:
-        """The same for a group without episodes, of its first ``size`` answers if it has more.
-
-        Args:
-            reason: why nothing is claimed.
-        """
+        """The same for a group without episodes, of its first ``size`` answers if it has more; ``reason``: why."""
         return replace(
             self,
             submission=self.submission.model_copy(update={"requests": self.submission.requests[:size]}),
@@ -131,38 +127,22 @@ class Shaped:
         return f"{ChatDialect.id_prefix}{self.group_id}"
 
 
-class LiveSample:
-    """An answer while it is sampled."""
+class LiveSample(NamedTuple):
+    """An answer while it is sampled. Its chunks raise :class:`UpstreamError` where the stream holds an error, breaks
+    off, or lasts beyond the deadline."""
 
-    def __init__(self, answer: LiveAnswer) -> None:
-        self._answer = answer
-        self.policy_version = _version(answer.headers)
-
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """The chunks as they come.
-
-        Raises:
-            UpstreamError: the stream holds an error, breaks off, or lasts beyond the deadline.
-        """
-        try:
-            async for event in data_in(self._answer.parts()):
-                yield _chunk_of(event)
-        except TimeoutError:
-            raise too_late() from None
+    policy_version: int | None
+    chunks: AsyncIterator[Chunk]
 
 
+@dataclass(frozen=True)
 class Sampler:
     """Samples over one pool of connections; deadlines are on the event loop's clock."""
 
-    def __init__(self, http: HttpClient) -> None:
-        self._http = http
+    http: HttpClient
 
     async def sample(self, episode: Address, body: bytes, deadline: float) -> Sample:
-        """Send ``body`` to the episode's chat completions and read the answer.
-
-        Args:
-            episode: a claimed episode.
-            body: JSON of a plain (not streamed) Chat Completions request.
+        """Send ``body``, JSON of a plain (not streamed) request, to the episode's chat completions and read the answer.
 
         Raises:
             RelayedError: the engine finds fault with the request.
@@ -176,19 +156,9 @@ class Sampler:
     async def sample_group(
         self, group: EpisodeGroup | UnrecordedGroup, indices: Sequence[int], body: bytes, deadline: float
     ) -> list[Sample]:
-        """Sample an answer for the episodes ``indices`` of ``group`` in one call, which computes their prompt once.
-
-        Args:
-            group: with an address of its own, or without episodes.
-            indices: at least one.
-            body: see :meth:`sample`; without ``n``.
-
-        Returns:
-            One sample per index, in their order; the latency of each is that of the call.
-
-        Raises:
-            As :meth:`sample`; there are either all answers or none.
-        """
+        """Sample an answer for the episodes ``indices`` of ``group``, in one call to the address of the group, which
+        computes their prompt once; ``body`` has no ``n``. One sample per index, in their order; the latency of each is
+        that of the call. Raises as :meth:`sample`; there are either all answers or none."""
         headers: dict[str, str] = {}
         if isinstance(group, UnrecordedGroup):
             headers[SAMPLES] = str(len(indices))
@@ -218,13 +188,13 @@ class Sampler:
         episode. Raises as :meth:`sample`, and within the block where a connection breaks."""
         begun, headers = False, _headers(address) | {OUTLIVE: "1"}
         try:
-            async with self._http.posted(_url(address), body, headers, seconds=_until(deadline)) as answer:
+            async with self.http.posted(_url(address), body, headers, seconds=_until(deadline)) as answer:
                 if answer.status != 200:
                     raise _error_of(answer.status, answer.headers, await answer.read())
                 begun = True
-                yield LiveSample(answer)
+                yield LiveSample(_version(answer.headers), _chunks(answer))
         except TimeoutError:
-            raise too_late() from None
+            raise _too_late() from None
         except ConnectionBrokenError as exc:
             if begun:
                 raise UpstreamError(f"the engine's answer broke off: {exc}", code="stream_cut") from exc
@@ -252,7 +222,7 @@ class Sampler:
         except UnavailableError as exc:
             pause = backoff(1, exc.retry_after or 0.0, _LONGEST_PAUSE)
         if loop.time() + pause >= deadline:
-            raise too_late()
+            raise _too_late()
         await asyncio.sleep(pause)
         try:
             return await self._post(address, body, deadline, headers), loop.time() - started
@@ -271,9 +241,9 @@ class Sampler:
         self, url: str, address: Address, body: bytes, deadline: float, more_headers: Mapping[str, str] = _NO_HEADERS
     ) -> HttpAnswer:
         try:
-            return await self._http.post(url, body, {**_headers(address), **more_headers}, _until(deadline))
+            return await self.http.post(url, body, {**_headers(address), **more_headers}, _until(deadline))
         except TimeoutError:
-            raise too_late() from None
+            raise _too_late() from None
         except ConnectionBrokenError as exc:
             raise _broken(exc) from exc
 
@@ -298,7 +268,7 @@ def count_of(answer: SampledAnswer, name: str) -> int | None:
     return count if isinstance(count, int) and 0 <= count < 2**53 else None
 
 
-def too_late() -> UpstreamError:
+def _too_late() -> UpstreamError:
     """The error of a sample at its deadline."""
     late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
     late.status = 504
@@ -318,6 +288,14 @@ def _headers(address: Address) -> dict[str, str]:
     if address.api_key:
         headers["authorization"] = f"Bearer {address.api_key}"
     return headers
+
+
+async def _chunks(answer: LiveAnswer) -> AsyncIterator[Chunk]:
+    try:
+        async for event in data_in(answer.parts()):
+            yield _chunk_of(event)
+    except TimeoutError:
+        raise _too_late() from None
 
 
 def _chunk_of(event: str) -> Chunk:
@@ -351,10 +329,7 @@ def _error_of(status: int, headers: Mapping[str, str], content: bytes) -> SwarmG
         # a proxy's, whose server is away
         code = "server_unreachable"
     if status in _EPISODE_OVER or code in _GONE:
-        return EpisodeLostError(
-            f"the episode cannot be used any more: {message}",
-            code=code if code in _GONE else None,
-        )
+        return EpisodeLostError(f"the episode cannot be used any more: {message}", code=code if code in _GONE else None)
     if status in _NOT_NOW and headers.get("x-should-retry") != "false":
         return UnavailableError(
             f"the engine cannot serve now: {message}",

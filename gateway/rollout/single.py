@@ -30,8 +30,6 @@ async def single(
     """One call of the swarm's engine, with ``n`` as asked; live where a stream was asked for.
 
     Args:
-        training: of the request's route.
-        incoming: the request; its model name has been checked.
         reason: why it is not trained, if that is to be told.
         patient: wait for an engine that cannot serve now, as a claim would; else try once.
 
@@ -92,7 +90,7 @@ async def _live(training: Training, call: LLMRequest, body: bytes, reason: str |
         sample = await held.enter_async_context(stream)
         opened = held.pop_all()
         report = _report(sample.policy_version, reason)
-        return Live(_reported(sample.chunks(), call.choices, report), report.headers(), opened.aclose)
+        return Live(_reported(sample.chunks, call.choices, report), report.headers(), opened.aclose)
 
 
 async def _reported(chunks: AsyncIterator[Chunk], choices: int, report: GroupReport) -> AsyncIterator[Chunk]:
