@@ -138,7 +138,7 @@ def _routes() -> list[BaseRoute]:
             Route(dialect.path, more.get(dialect.path) or DialectEndpoint(dialect), methods=["POST"])
             for dialect in DIALECTS
         ),
-        *(Route(path, EngineCall(path), methods=["POST"]) for path in ("/tokenize", "/detokenize")),
+        *(Route(path, EngineCall(), methods=["POST"]) for path in ("/tokenize", "/detokenize")),
         Route("/v1/messages/count_tokens", CountTokens(), methods=["POST"]),
         Route("/v1/responses/{response_id}", KeptResponse(), methods=["GET", "DELETE"]),
         JsonRoute("/v1/models", status.list_models, security=_KEY, refusals=not_known),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import Dialect, LLMRequest
+from adapters.dialects import ChatDialect, Dialect, LLMRequest
 from adapters.dialects.jsons import object_in
 from gateway.api.exchange import Rendering, deliver
 from gateway.data.consent import TRAIN_HEADER, refusal_in
@@ -83,16 +83,15 @@ def _text_of(value: bytes) -> str:
 
 def plain_headers(headers: RawHeaders) -> dict[str, str]:
     """:func:`public_headers` of a body that is decoded."""
-    texts = public_headers(headers)
-    texts.pop("content-encoding", None)
-    return texts
+    return {name: value for name, value in public_headers(headers).items() if name != "content-encoding"}
 
 
 class ApiEndpoint(ABC):
-    """Answers one request in ``dialect`` with what it reads in its body; errors go out in the same dialect."""
+    """Answers one request in ``dialect`` (of a chat, where the address has none) with what it reads in its body; errors
+    go out in the same dialect."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self.dialect = dialect
+    def __init__(self, dialect: Dialect | None = None) -> None:
+        self.dialect = dialect or ChatDialect()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway: Gateway = scope["state"]["gateway"]

@@ -16,7 +16,7 @@ from starlette.datastructures import URL
 from starlette.responses import RedirectResponse
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import DIALECTS, ChatDialect, Dialect, MessagesDialect, dialect_of
+from adapters.dialects import Dialect, MessagesDialect, dialect_of
 from adapters.dialects.chat import without_lines
 from adapters.dialects.jsons import decode, encode, error_in, object_in
 from gateway.api.endpoint import Answering, ApiEndpoint, caller_of, model_of, plain_headers, public_headers, query_of
@@ -24,13 +24,12 @@ from gateway.api.exchange import Rendering
 from gateway.pipeline import with_placeholders
 from gateway.rollout.single import engine_answer
 from gateway.runtime import Gateway
-from gateway.types import AnyRequest, Caller, Outcome, Relayed
+from gateway.types import AnyRequest, Outcome, Relayed
 from swarm.errors import MethodError, NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.http.asgi import decoded, parse_json
 from swarm.http.client import Answer
 
-_CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
-_NONE: Mapping[str, str] = {}
+_MESSAGES = MessagesDialect()
 #: The path when ``base_url`` ends with /v1 although the SDK adds that.
 _TWICE = "/v1/v1/"
 _SLASHES = re.compile("//+")
@@ -39,16 +38,12 @@ _FORM_MODEL = re.compile(rb'form-data; name="?model"?\r\n(?:[^\r\n]{1,200}\r\n){
 
 
 class Passthrough(ApiEndpoint):
-    """Any method: embeddings, audio, and whatever else an upstream has.
+    """Any method: embeddings, audio, and whatever else an upstream has. ``ours`` are paths that the gateway answers,
+    with the methods that it answers to."""
 
-    Args:
-        ours: paths that the gateway answers, with the methods that it answers to.
-        dialect: of its errors.
-    """
-
-    def __init__(self, ours: Mapping[str, str] = _NONE, dialect: Dialect = _CHAT) -> None:
+    def __init__(self, dialect: Dialect | None = None, ours: Mapping[str, str] | None = None) -> None:
         super().__init__(dialect)
-        self._ours = ours
+        self._ours = ours or {}
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         """Forward the request."""
@@ -86,15 +81,10 @@ class Passthrough(ApiEndpoint):
 class AnyOther:
     """Every path under ``/v1`` that has no route: :class:`Passthrough`, with errors as the caller's SDK reads them. A
     path of ours with a slash at its end is redirected, as by vLLM, and so is one with two slashes in a row: an upstream
-    that merges them would answer it.
-
-    Args:
-        ours: as of :class:`Passthrough`.
-    """
+    that merges them would answer it."""
 
     def __init__(self, ours: Mapping[str, str]) -> None:
         self._ours = ours
-        self._endpoints = {dialect: Passthrough(ours, dialect) for dialect in DIALECTS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -102,7 +92,7 @@ class AnyOther:
             # without scheme and host: where a balancer speaks TLS, the gateway knows neither
             await RedirectResponse(URL(path=ours, query=query_of(scope)), 307)(scope, receive, send)
             return
-        await self._endpoints[dialect_of(path, scope["headers"])](scope, receive, send)
+        await Passthrough(dialect_of(path, scope["headers"]), self._ours)(scope, receive, send)
 
 
 def _model(headers: Mapping[str, str], body: bytes) -> str | None:
@@ -129,33 +119,23 @@ class CountTokens(ApiEndpoint):
 
 
 class EngineCall(ApiEndpoint):
-    """``POST /tokenize`` and ``/detokenize``, as vLLM has them: the engine's own answer.
-
-    Args:
-        path: vLLM's.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__(_CHAT)
-        self._path = path
+    """``POST /tokenize`` and ``/detokenize``, as vLLM has them: the engine's own answer."""
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         data = parse_json(decoded(scope["headers"], raw, gateway.config.max_body_bytes))
-        caller = caller_of(scope)
-        rendering = Rendering(self.dialect, data, False, more_headers)
-        return Answering(lambda: self._answer(gateway, data, caller), rendering)
+        caller, path = caller_of(scope), scope["path"]
 
-    async def _answer(self, gateway: Gateway, data: dict[str, Any], caller: Caller) -> Outcome:
-        with gateway.routes.table.held() as table:
-            route = await table.find(model_of(data), caller)
-            if route.plain or route.training is None:
-                raise NotFoundError(
-                    f"POST {self._path}: the route {route.name!r} has no engine of its own to ask",
-                    code="route_not_found",
-                )
-            body, _ = without_lines(data, route.settings.drop_lines)
-            answer = _answered(await engine_answer(route.training, self._path, encode(body)))
-            return Relayed(200, {"content-type": "application/json"}, answer.content)
+        async def answer() -> Relayed:
+            with gateway.routes.table.held() as table:
+                route = await table.find(model_of(data), caller)
+                if route.plain or route.training is None:
+                    why = f"POST {path}: the route {route.name!r} has no engine of its own to ask"
+                    raise NotFoundError(why, code="route_not_found")
+                body, _ = without_lines(data, route.settings.drop_lines)
+                answer = _answered(await engine_answer(route.training, path, encode(body)))
+                return Relayed(200, {"content-type": "application/json"}, answer.content)
+
+        return Answering(answer, Rendering(self.dialect, data, False, more_headers))
 
 
 async def _count(gateway: Gateway, data: dict[str, Any], request: AnyRequest) -> Outcome:

@@ -120,17 +120,14 @@ class _StoringRendering(Rendering):
     def body(self, completion: Mapping[str, Any]) -> bytes:
         response = self.dialect.answer(self.data, completion)
         body = encode(response)
-        self._keep(response, len(body))
+        self.keep(response, len(body))
         return body
 
     def events(self) -> _StoringStream:
         return _StoringStream(self)
 
-    def keep(self, response: dict[str, Any]) -> None:
-        """Store a whole response."""
-        self._keep(response, len(encode(response)))
-
-    def _keep(self, response: dict[str, Any], size: int) -> None:
+    def keep(self, response: dict[str, Any], size: int | None = None) -> None:
+        """Store a whole response of ``size`` bytes as JSON."""
         if not self.data.get("store") or deleted():
             return
         # an upstream's may be of any shape
@@ -140,6 +137,7 @@ class _StoringRendering(Rendering):
         # it repeats the instructions, the tools and the metadata
         if not self.consent.keeps([without_seals(items), response]):
             return
+        size = len(encode(response)) if size is None else size
         self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items)), notes()))
 
 
