@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from adapters.dialects import CompletionsDialect, LLMRequest
@@ -61,7 +61,7 @@ class CompletionsEndpoint(DialectEndpoint):
         async with AsyncExitStack() as held:
             request = await held.enter_async_context(gateway.pipeline.placed(incoming))
 
-            async def ask(body: dict[str, Any], number: int) -> _Answered:
+            async def ask(body: dict[str, Any], number: int) -> Outcome:
                 asked = replace(
                     request,
                     call=self.dialect.parse(body),
@@ -73,60 +73,40 @@ class CompletionsEndpoint(DialectEndpoint):
                 outcome = await gateway.pipeline.answer(asked)
                 if outcome.close is not None:
                     held.push_async_callback(outcome.close)
-                return _Answered(self.dialect, body, outcome)
+                return outcome
 
-            answered = await all_of(ask(body, number) for number, body in enumerate(bodies))
-            refused = next((answer.outcome for answer in answered if answer.refused), None)
-            if isinstance(refused, Relayed):
-                return replace(refused, close=held.pop_all().aclose)
-            headers = {"x-swarm-trained": _trained([answer.outcome for answer in answered])}
+            outcomes = await all_of(ask(body, number) for number, body in enumerate(bodies))
+            for outcome in outcomes:
+                if isinstance(outcome, Relayed) and outcome.status != 200:
+                    return replace(outcome, close=held.pop_all().aclose)
+            answered = list(zip(bodies, outcomes, strict=True))
+            headers = {"x-swarm-trained": _trained(outcomes)}
             if incoming.call.stream:
-                streams = _merged([answer.chunks() for answer in answered], choices, listed)
+                streams = _merged([self._chunks(*answer) for answer in answered], choices, listed)
                 held.push_async_callback(streams.aclose)
                 headers["content-type"] = "text/event-stream; charset=utf-8"
                 return Relayed(200, headers, streams, held.pop_all().aclose)
-            joined = _joined([await answer.body() for answer in answered], choices, listed)
+            joined = _joined([self._body(*answer) for answer in answered], choices, listed)
             return Relayed(200, headers | {"content-type": "application/json"}, encode(joined), held.pop_all().aclose)
 
-
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    """The outcome of one prompt."""
-
-    dialect: Any
-    data: dict[str, Any]
-    outcome: Outcome
-
-    @property
-    def refused(self) -> bool:
-        return isinstance(self.outcome, Relayed) and self.outcome.status != 200
-
-    async def body(self) -> dict[str, Any]:
-        """The ``text_completion``.
-
-        Raises:
-            UpstreamError: the upstream gave none.
-        """
-        match self.outcome:
+    def _body(self, data: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+        """The ``text_completion`` of one prompt; :class:`UpstreamError`: the upstream gave none."""
+        match outcome:
             case Decided(completion=completion):
-                return self.dialect.answer(self.data, completion)
+                return self.dialect.answer(data, completion)
             case Relayed(body=bytes() as body):
                 return _object(body)
             case _:
                 raise UpstreamError("a stream came where none was asked for", code="malformed_answer")
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a stream.
-
-        Raises:
-            UpstreamError: the upstream gave none.
-        """
-        if isinstance(self.outcome, Decided | Live):
-            parts = parts_of(self.outcome, self.dialect.stream(self.data))
-        elif isinstance(self.outcome.body, bytes):
+    async def _chunks(self, data: dict[str, Any], outcome: Outcome) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of the stream of one prompt; :class:`UpstreamError`: the upstream gave none."""
+        if isinstance(outcome, Decided | Live):
+            parts = parts_of(outcome, self.dialect.stream(data))
+        elif isinstance(outcome.body, bytes):
             raise UpstreamError("the upstream gave no stream where one was asked for", code="malformed_answer")
         else:
-            parts = self.outcome.body
+            parts = outcome.body
         async for event in data_in(parts):
             yield _object(event)
 

@@ -53,54 +53,34 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = new_registry()
 
-        def histogram(name: str, about: str, second: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"gateway_{name}_seconds", about, ("route", second), buckets=buckets, registry=registry)
+        def histogram(name: str, about: str, second: str, buckets: Sequence[float]) -> Callable[..., Histogram]:
+            labels = ("route", second)
+            return cache(Histogram(f"gateway_{name}_seconds", about, labels, buckets=buckets, registry=registry).labels)
 
-        requests = Counter(
-            "gateway_requests",
-            "Requests under /v1, by how they were answered and their outcome",
-            ("route", "policy", "outcome"),
-            registry=registry,
-        )
-        whole = histogram("request", "Until the end of the response", "policy", _WAITS)
-        overhead = histogram(
-            "overhead",
-            "The gateway's own part of that: without phases, and without responses streamed as they were sampled",
-            "policy",
-            _OVERHEAD,
-        )
-        first_token = histogram("first_token", "Until the first event of a stream, keep-alives apart", "policy", _WAITS)
-        phases = histogram(
-            "phase",
-            "Spent in a phase: queue, join, claim, sample, hook (reward hooks), submit, upstream",
-            "phase",
-            _WAITS,
-        )
-        self.requests = cache(requests.labels)
-        self.seconds = cache(whole.labels)
-        self.overhead = cache(overhead.labels)
-        self.first_token = cache(first_token.labels)
-        self.phase = cache(phases.labels)
+        about = "Requests under /v1, by how they were answered and their outcome"
+        labels = ("route", "policy", "outcome")
+        self.requests = cache(Counter("gateway_requests", about, labels, registry=registry).labels)
+        self.seconds = histogram("request", "Until the end of the response", "policy", _WAITS)
+        about = "The gateway's own part of that: without phases, and without responses streamed as they were sampled"
+        self.overhead = histogram("overhead", about, "policy", _OVERHEAD)
+        about = "Until the first event of a stream, keep-alives apart"
+        self.first_token = histogram("first_token", about, "policy", _WAITS)
+        about = "Spent in a phase: queue, join, claim, sample, hook (reward hooks), submit, upstream"
+        self.phase = histogram("phase", about, "phase", _WAITS)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class RequestRecord:
-    """One request and its response; times are seconds.
+    """One request and its response; times are seconds, and texts are empty until they are known.
 
     Attributes:
-        request_id: its ``x-request-id``.
-        metrics: counts its phases.
         tracer: makes its spans; ``None``: it is not traced, or not sampled.
         traceparent: the caller's, passed on to other servers where there is no tracer.
-        method, path: of the request.
-        keep: bytes of each body that are kept.
-        route: name of the route, once it is known.
-        policy: how it was answered: ``best``, ``first``, ``single``, ``upstream``, ``joined``; or ``""``.
-        error_code: of the error that the caller gets; or ``""``.
+        policy: how it was answered: ``best``, ``first``, ``single``, ``upstream``, ``joined``.
+        error_code: of the error that the caller gets.
         left_out: fields of the request that the answer does not heed.
         key: id of the caller's key.
         user: digest of the end user's name.
-        session: name of its conversation, once it has one.
         texts: whether its texts may be written anywhere.
         deletions: whose data was deleted since it came.
         phase_seconds: time in which at least one phase was running, until the end of the response.

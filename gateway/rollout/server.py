@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Self
 
 from gateway.config.route import RouteSettings, Share
@@ -287,16 +288,13 @@ class Swarm:
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
         """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""
-
-        async def claim(wait: float) -> EpisodeGroup:
-            return await self.client.claim_group(
-                count,
-                wait,
-                discard_episode_timeout=idle_seconds,
-                throttle_policy=self._throttle(),
-                unless_batch_waits=True,
-            )
-
+        claim = partial(
+            self.client.claim_group,
+            count,
+            discard_episode_timeout=idle_seconds,
+            throttle_policy=self._throttle(),
+            unless_batch_waits=True,
+        )
         if self.open_groups.held:
             try:
                 return await claim(0.0)
