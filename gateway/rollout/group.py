@@ -39,9 +39,6 @@ class GroupRun:
     """One group; every method is for the event loop that made it.
 
     Args:
-        training: swarm server, hooks and settings of the route.
-        session: the request's position in its conversation, if it is part of one.
-        shaped: what to sample.
         episodes: the claimed episodes to sample with, known by their index from here on; or none of them.
 
     Attributes:
@@ -126,13 +123,8 @@ class GroupRun:
     # ------------------------------------------------------------------ judging
 
     async def judge(self, feedback: Mapping[int, Feedback] | None = None) -> GroupScore | None:
-        """The hook's rewards of the answers so far, in order of their indices; ``None`` where it gives none.
-
-        Groups that will not be trained are judged too: the score chooses the answer.
-
-        Args:
-            feedback: of the user, by index.
-        """
+        """The hook's rewards of the answers so far, in order of their indices; ``None`` where it gives none. The user's
+        ``feedback`` is by index. Groups that will not be trained are judged too: the score chooses the answer."""
         if self.shaped.drop is DropReason.SUBMIT_HOOK:
             return None
         candidates, indices = self._candidates(feedback or {}), tuple(self.samples)
@@ -187,7 +179,7 @@ class GroupRun:
         settling = self._settle(tuple(judged), score)
         self._settling = self.swarm.background.start(settling, f"settling group {self.shaped.group_id}")
         # a callback, because a task that is cancelled before its first step runs none of its own code
-        self._settling.add_done_callback(self._over)
+        self._settling.add_done_callback(lambda settling: self._end(self._outcome(settling)))
 
     async def settled(self, within: float) -> tuple[bool, str | None]:
         """Wait up to ``within`` seconds for the end: whether it is there, and why the group is not trained, if it is
@@ -205,8 +197,7 @@ class GroupRun:
         if self._settling is not None:
             self._settling.cancel()
         else:
-            self._drop(self._cancelled)
-            self._account(self._cancelled)
+            self._end(self._cancelled)
 
     def fail(self) -> None:
         """Note that the group, which is cancelled already, gave its user no answer."""
@@ -250,14 +241,16 @@ class GroupRun:
             return await self._submit(indices, score, credit)
         return reason
 
-    def _over(self, settling: asyncio.Task[str | None]) -> None:
-        """Give back what was not submitted."""
+    def _end(self, reason: str | None) -> None:
+        """Give back what was not submitted, and tell the session what became of the group's tokens: ``reason`` says why
+        they are not trained."""
         if not self._settled:
-            self._drop(self._outcome(settling) or DropReason.SAMPLE)
-        self._account(self._outcome(settling))
-
-    def _account(self, reason: str | None) -> None:
-        """Tell the session what became of the group's tokens; ``reason``: why they are not trained."""
+            self._settled = True
+            reason = self._cancelled = self._cancelled or reason or DropReason.SAMPLE
+            self.stop_sampling()
+            self._give_back(range(len(self.episodes)), reason)
+            if self.trains:
+                self.training.stats.groups.dropped[reason] += 1
         if self.session is not None:
             usages = [sample.answer.usage for sample in self.samples.values()]
             sampled, masked = (
@@ -325,14 +318,6 @@ class GroupRun:
                 self.training.stats.tokens.delivered += tokens
             else:
                 self.training.stats.tokens.wasted += tokens
-
-    def _drop(self, reason: str) -> None:
-        self._settled = True
-        self._cancelled = self._cancelled or reason
-        self.stop_sampling()
-        self._give_back(range(len(self.episodes)), reason)
-        if self.trains:
-            self.training.stats.groups.dropped[reason] += 1
 
     def _give_back(self, indices: Iterable[int], reason: str) -> None:
         """Abort those episodes with ``indices`` that are open; the server keeps the reason with them."""

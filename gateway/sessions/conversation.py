@@ -1,15 +1,11 @@
-"""Conversations: their delivered turns, which form a tree where the user went back, and digests of what messages mean.
+"""Conversations: their delivered turns, which form a tree where the user went back, and who may go on with them.
 
-Invariant: two conversations have one digest exactly when their messages, but for instructions and reasoning, mean the
-same (:func:`adapters.dialects.chat.meaning_of`). Feedback after a group's submission stays visible to hooks of later
-requests, and never trains.
+Invariant: feedback after a group's submission stays visible to hooks of later requests, and never trains.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +13,6 @@ from typing import Any, Literal, NamedTuple, Self, cast
 
 import orjson
 
-from adapters.dialects.chat import canonical, meaning_of
-from adapters.dialects.dialect import is_text, text_of
 from gateway.config.route import RouteSettings
 from gateway.data.consent import PrivacyRules
 from gateway.sessions.open_groups import Hold, OpenGroups
@@ -41,13 +35,6 @@ _LONGEST = 256
 _AGENTS, _OTHERS = 64, "(others)"
 #: Instructions do not count: applications put the time of day into them.
 INSTRUCTIONS = frozenset({"system", "developer"})
-_BYTES = 16
-_START = b"\0" * _BYTES
-_INNER = b"\1" * _BYTES
-#: The least bytes of a first message that counts as an agent's context (its folder, the date), which changes between
-#: runs of one conversation.
-_LEAST_CONTEXT = 200
-_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 @dataclass
@@ -277,88 +264,6 @@ class Conversation:
         return [turn for turn in self.turns if turn.parent is parent and turn.agent == agent]
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """A conversation as digests.
-
-    Attributes:
-        digest, inner: of all of it, and of what follows a first message that is long, such as what an agent says of the
-            project as it is now; where the first is short, ``inner`` is empty.
-        answers: per assistant message, oldest first, the digests of the conversation with it, and with it as ``inner``.
-        sizes: bytes per message, as JSON of its meaning; 0 for instructions.
-    """
-
-    digest: bytes
-    inner: bytes
-    answers: tuple[tuple[bytes, bytes], ...]
-    sizes: tuple[int, ...]
-
-
-def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
-    """The digests of ``messages``, in Chat Completions form.
-
-    They tell which turn a request continues. An agent that has changed its instructions since continues the same turn,
-    so instructions do not count here. :class:`swarm.server.dataplane.calls.Conversations` tells with which tokens a
-    prompt may begin; instructions and tools are among these tokens, and count there.
-    """
-    digest = inner = b""
-    answers: list[tuple[bytes, bytes]] = []
-    sizes: list[int] = []
-    for message in messages:
-        if message.get("role") in INSTRUCTIONS:
-            sizes.append(0)
-            continue
-        meaning, size = _meant(message)
-        if not digest:
-            digest, inner = _START, b"" if len(meaning) < _LEAST_CONTEXT else _INNER
-        elif inner:
-            inner = _chained(inner, meaning)
-        digest = _chained(digest, meaning)
-        sizes.append(size)
-        if message.get("role") == "assistant":
-            answers.append((digest, inner if inner != _INNER else b""))
-    return Digests(digest or _START, inner, tuple(answers), tuple(sizes))
-
-
-def answered(prompt: Digests, message: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
-    """The digests of a conversation with the assistant's ``message`` appended (all, and ``inner``), and the bytes of
-    that message."""
-    meaning, size = _meant({**message, "role": "assistant"})
-    # an answer to the first message alone is the same in many conversations
-    inner = _chained(prompt.inner, meaning) if prompt.inner not in (b"", _INNER) else b""
-    return _chained(prompt.digest, meaning), inner, size
-
-
-def spoken(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message without reasoning at the head of an assistant's text: some applications put it there, and others leave
-    it out."""
-    if message.get("role") != "assistant" or not (thought := _THOUGHT.match(text := text_of(message))):
-        return message
-    content: Any = message["content"]
-    others = [part for part in content if not is_text(part)] if isinstance(content, list) else []
-    return {**message, "content": [{"type": "text", "text": text[thought.end() :]}, *others]}
-
-
-def _meant(message: Mapping[str, Any]) -> tuple[bytes, int]:
-    """What a message means without its reasoning, and the bytes of all of it."""
-    meaning, speech = meaning_of(message), spoken(message)
-    return meaning if speech is message else meaning_of(speech), len(meaning)
-
-
-def digest_of(text: str) -> bytes:
-    """The digest of a text."""
-    return _chained(_START, text.encode("utf-8", "replace"))
-
-
-def size_of(value: object) -> int:
-    """Bytes of ``value`` as JSON."""
-    return len(canonical(value))
-
-
-def _chained(digest: bytes, meaning: bytes) -> bytes:
-    return hashlib.blake2b(digest + meaning, digest_size=_BYTES).digest()
-
-
 def is_of(conversation: Conversation, subject: Subject) -> bool:
     """Whether a conversation is the subject's, or has a turn of the subject's."""
     scope = conversation.scope
@@ -437,29 +342,3 @@ def _session_in(user: str) -> str:
         return ""
     named = fields.get("session_id")
     return named if isinstance(named, str) else ""
-
-
-def sharing(body: dict[str, Any], sizes: tuple[int, ...], parent: DeliveredTurn | None) -> tuple[dict[str, Any], int]:
-    """``body`` with the objects that it has in common with the turn before it, and the bytes of the rest: a
-    conversation of n turns is then kept, and copied for hooks, in the size of its last request and not n times it."""
-    earlier: dict[str, Any] = parent.body if parent is not None else {}
-    shared = dict(body)
-    size = 0
-    for name, value in body.items():
-        if name == "messages":
-            continue
-        if name in earlier and earlier[name] == value:
-            shared[name] = earlier[name]
-        else:
-            size += size_of(value)
-    before: list[Any] = [*earlier.get("messages", []), parent.message] if parent is not None else []
-    # a raw prompt has none
-    messages: list[Any] = list(body.get("messages") or ())
-    for index, message in enumerate(messages):
-        if index < len(before) and before[index] == message:
-            messages[index] = before[index]
-        else:
-            size += sizes[index] or size_of(message)
-    if messages:
-        shared["messages"] = messages
-    return shared, size

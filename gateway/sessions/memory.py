@@ -1,12 +1,15 @@
-"""The conversations that are remembered, and a new request's position in one.
+"""The conversations that are remembered, and a new request's position in one, which digests of what messages mean tell.
 
-Invariant: a conversation belongs to one caller and one route, and a caller finds only its own. At most ``max_sessions``
-conversations and ``max_bytes`` of their turns are kept; the least recently used leave first, and one that is too large
-by itself leaves, too.
+Invariant: two conversations have one digest exactly when their messages, but for instructions and reasoning, mean the
+same (:func:`adapters.dialects.chat.meaning_of`). A conversation belongs to one caller and one route, and a caller finds
+only its own. At most ``max_sessions`` conversations and ``max_bytes`` of their turns are kept; the least recently used
+leave first, and one that is too large by itself leaves, too.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from adapters.dialects.chat import meaning_of
-from adapters.dialects.dialect import text_of
-from gateway.sessions.conversation import (
-    Conversation,
-    DeliveredTurn,
-    Digests,
-    Scope,
-    digest_of,
-    spoken,
-)
+from adapters.dialects.chat import canonical, meaning_of
+from adapters.dialects.dialect import is_text, text_of
+from gateway.sessions.conversation import INSTRUCTIONS, Conversation, DeliveredTurn, Scope
 from reward_hooks.contract import texts_of
 
 #: Conversations kept under one digest; only what comes next tells them apart.
@@ -36,6 +32,95 @@ _CHILDREN = 1000
 _SHORTEST_PROMPT, _TEXTS = 16, 16
 #: Characters; a shorter answer may stand in a text by chance.
 _SHORTEST_SUMMARY = 40
+_BYTES = 16
+_START = b"\0" * _BYTES
+_INNER = b"\1" * _BYTES
+#: The least bytes of a first message that counts as an agent's context (its folder, the date), which changes between
+#: runs of one conversation.
+_LEAST_CONTEXT = 200
+_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """A conversation as digests.
+
+    Attributes:
+        digest, inner: of all of it, and of what follows a first message that is long, such as what an agent says of the
+            project as it is now; where the first is short, ``inner`` is empty.
+        answers: per assistant message, oldest first, the digests of the conversation with it, and with it as ``inner``.
+        sizes: bytes per message, as JSON of its meaning; 0 for instructions.
+    """
+
+    digest: bytes
+    inner: bytes
+    answers: tuple[tuple[bytes, bytes], ...]
+    sizes: tuple[int, ...]
+
+
+def digests_of(messages: Sequence[Mapping[str, Any]]) -> Digests:
+    """The digests of ``messages``, in Chat Completions form.
+
+    They tell which turn a request continues. An agent that has changed its instructions since continues the same turn,
+    so instructions do not count here. :class:`swarm.server.dataplane.calls.Conversations` tells with which tokens a
+    prompt may begin; instructions and tools are among these tokens, and count there.
+    """
+    digest = inner = b""
+    answers: list[tuple[bytes, bytes]] = []
+    sizes: list[int] = []
+    for message in messages:
+        if message.get("role") in INSTRUCTIONS:
+            sizes.append(0)
+            continue
+        meaning, size = _meant(message)
+        if not digest:
+            digest, inner = _START, b"" if len(meaning) < _LEAST_CONTEXT else _INNER
+        elif inner:
+            inner = _chained(inner, meaning)
+        digest = _chained(digest, meaning)
+        sizes.append(size)
+        if message.get("role") == "assistant":
+            answers.append((digest, inner if inner != _INNER else b""))
+    return Digests(digest or _START, inner, tuple(answers), tuple(sizes))
+
+
+def answered(prompt: Digests, message: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
+    """The digests of a conversation with the assistant's ``message`` appended (all, and ``inner``), and the bytes of
+    that message."""
+    meaning, size = _meant({**message, "role": "assistant"})
+    # an answer to the first message alone is the same in many conversations
+    inner = _chained(prompt.inner, meaning) if prompt.inner not in (b"", _INNER) else b""
+    return _chained(prompt.digest, meaning), inner, size
+
+
+def spoken(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message without reasoning at the head of an assistant's text: some applications put it there, and others leave
+    it out."""
+    if message.get("role") != "assistant" or not (thought := _THOUGHT.match(text := text_of(message))):
+        return message
+    content: Any = message["content"]
+    others = [part for part in content if not is_text(part)] if isinstance(content, list) else []
+    return {**message, "content": [{"type": "text", "text": text[thought.end() :]}, *others]}
+
+
+def _meant(message: Mapping[str, Any]) -> tuple[bytes, int]:
+    """What a message means without its reasoning, and the bytes of all of it."""
+    meaning, speech = meaning_of(message), spoken(message)
+    return meaning if speech is message else meaning_of(speech), len(meaning)
+
+
+def digest_of(text: str) -> bytes:
+    """The digest of a text."""
+    return _chained(_START, text.encode("utf-8", "replace"))
+
+
+def size_of(value: object) -> int:
+    """Bytes of ``value`` as JSON."""
+    return len(canonical(value))
+
+
+def _chained(digest: bytes, meaning: bytes) -> bytes:
+    return hashlib.blake2b(digest + meaning, digest_size=_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +348,29 @@ def _texts_in(turn: DeliveredTurn) -> list[bytes]:
             texts.difference_update(text.strip() for text in texts_of(asked))
         digests += [digest_of(text) for text in sorted(texts)]
     return digests[:_TEXTS]
+
+
+def sharing(body: dict[str, Any], sizes: tuple[int, ...], parent: DeliveredTurn | None) -> tuple[dict[str, Any], int]:
+    """``body`` with the objects that it has in common with the turn before it, and the bytes of the rest: a
+    conversation of n turns is then kept, and copied for hooks, in the size of its last request and not n times it."""
+    earlier: dict[str, Any] = parent.body if parent is not None else {}
+    shared = dict(body)
+    size = 0
+    for name, value in body.items():
+        if name == "messages":
+            continue
+        if name in earlier and earlier[name] == value:
+            shared[name] = earlier[name]
+        else:
+            size += size_of(value)
+    before: list[Any] = [*earlier.get("messages", []), parent.message] if parent is not None else []
+    # a raw prompt has none
+    messages: list[Any] = list(body.get("messages") or ())
+    for index, message in enumerate(messages):
+        if index < len(before) and before[index] == message:
+            messages[index] = before[index]
+        else:
+            size += sizes[index] or size_of(message)
+    if messages:
+        shared["messages"] = messages
+    return shared, size

@@ -20,18 +20,14 @@ from gateway.observability.request import deleted, note, notes
 from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
-    Digests,
     Scope,
     SessionReport,
-    answered,
-    digests_of,
     heard,
     is_of,
     names_of,
-    sharing,
 )
 from gateway.sessions.credit import Crediting
-from gateway.sessions.memory import Memory, Position
+from gateway.sessions.memory import Digests, Memory, Position, answered, digests_of, sharing
 from gateway.sessions.signals import observe
 from gateway.sessions.watching import GroupWatcher
 from gateway.stats import SessionCounts, hook_failed

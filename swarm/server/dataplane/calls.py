@@ -250,7 +250,7 @@ class Conversations:
     was sampled. Whether the prompt can begin with those tokens is for the engine to see.
 
     They tell with which tokens a prompt may begin, so all that a prompt is written from counts: the model, instructions
-    and tools. :func:`gateway.sessions.conversation.digests_of` tells which turn a request continues, whatever became of
+    and tools. :func:`gateway.sessions.memory.digests_of` tells which turn a request continues, whatever became of
     the instructions since.
 
     Args:

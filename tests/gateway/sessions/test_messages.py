@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapters.dialects.conversation import as_object, carried, written
 from adapters.dialects.dialect import text_of
-from gateway.sessions.conversation import answered, digests_of, size_of
+from gateway.sessions.memory import answered, digests_of, size_of
 from tests.gateway.sessions.talk import assistant, user
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2]}'}}
