@@ -54,11 +54,7 @@ _KEY: Security = [{"key": []}, {}]
 
 
 def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App:
-    """The app for one gateway.
-
-    Args:
-        config: what to serve.
-        source: reads the configuration again, on SIGHUP and for ``POST /admin/reload``.
+    """The app for one gateway; ``source`` reads the configuration again, on SIGHUP and for ``POST /admin/reload``.
 
     Raises:
         ConfigError: hooks do not load, or tracing or the request log cannot be set up; nothing is started yet.
@@ -188,20 +184,20 @@ async def _reloading_on_hangup(gateway: Gateway, *, enabled: bool) -> AsyncGener
     if not enabled or not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    async def reload() -> None:
+        # the log says what is wrong with the configuration
+        with suppress(SwarmGatewayError):
+            await gateway.reload()
+
     loop = asyncio.get_running_loop()
     async with Background(grace_seconds=0.0) as reloads:
-        loop.add_signal_handler(signal.SIGHUP, lambda: reloads.start(_reload(gateway), "reloading the configuration"))
+        loop.add_signal_handler(signal.SIGHUP, lambda: reloads.start(reload(), "reloading the configuration"))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             yield
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
-
-
-async def _reload(gateway: Gateway) -> None:
-    # the log says what is wrong with the configuration
-    with suppress(SwarmGatewayError):
-        await gateway.reload()
 
 
 def _on_http_exception(request: Request, exc: HTTPException) -> Response:
@@ -223,7 +219,7 @@ def serve(
     """Serve ``config`` until SIGINT or SIGTERM; requests and submissions in flight then get some time to finish.
 
     Args:
-        config: of the gateway; port 0 takes a free one.
+        config: its port 0 takes a free one.
         on_bound: called with the address (``http://host:port``) once the port is bound, before serving.
         source: reads the configuration again on SIGHUP; without one SIGHUP ends the process.
 

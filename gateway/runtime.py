@@ -61,15 +61,10 @@ class Gateway:
         source: where :meth:`reload` reads the configuration; ``None`` if there is no file.
 
     Attributes:
-        routes: the servers behind the model names.
-        pipeline: answers requests.
-        sessions: conversations.
         delivered: answers of both sides, which users may rate.
         responses: stored for the Responses API.
-        admission, retries: limits of the pipeline.
         door: counts of all requests, those without a route included; each route has its own.
         reload_failures, reload_error: how many reloads failed, and why the last one did; empty once one succeeds.
-        telemetry: metrics, traces and logs of requests.
     """
 
     def __init__(self, plan: Plan, keys: KeyRing, source: ConfigSource | None = None) -> None:

@@ -37,14 +37,7 @@ _CHUNKS_PER_WRITE = 16
 
 @dataclass(frozen=True)
 class Rendering:
-    """How one request is answered.
-
-    Attributes:
-        dialect: of the request.
-        data: its body, as the dialect reads it.
-        streamed: whether it asked for a stream.
-        more_headers: of every answer.
-    """
+    """How a request with the body ``data``, as its dialect reads it, is answered; ``more_headers``: of any answer."""
 
     dialect: Dialect
     data: Mapping[str, Any]
@@ -85,7 +78,6 @@ async def deliver(
 
     Args:
         produce: makes the outcome; cancelled when the caller disconnects.
-        rendering: its form.
         keepalive: seconds after which a silent stream gets a keep-alive of its dialect. Plain answers wait in silence.
         on_error: called with every error that the caller sees.
         prospect: of the answer; the first keep-alive, which sends the headers, waits until the answer has been under

@@ -27,11 +27,8 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class TextFormatter(logging.Formatter):
-    """One line of text, and an error's traceback below it.
-
-    Args:
-        texts: whether messages of exceptions are logged, but for those of requests whose texts may not be kept.
-    """
+    """One line of text, and an error's traceback below it. With ``texts`` messages of exceptions are logged, but for
+    those of requests whose texts may not be kept."""
 
     def __init__(self, texts: bool = False) -> None:
         super().__init__(TEXT_FORMAT)

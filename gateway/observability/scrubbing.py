@@ -75,11 +75,8 @@ def without_secrets(value: Any) -> Any:
 
 
 def readable_body(body: bytes, *, cut: bool = False) -> Any:
-    """A body without secrets: JSON as such, other text as text, binary data as its size.
-
-    Args:
-        cut: ``body`` is only the beginning; its last word is left out.
-    """
+    """A body without secrets: JSON as such, other text as text, binary data as its size. If it is ``cut``, and only the
+    beginning, its last word is left out."""
     if not body:
         return None
     try:

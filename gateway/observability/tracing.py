@@ -27,9 +27,6 @@ _CLOSE_SECONDS = 5.0
 class OtelTracer:
     """Makes the spans of one gateway; sets nothing global, so that an application's own OpenTelemetry is left alone.
 
-    Args:
-        config: where spans are exported to.
-
     Raises:
         ConfigError: the extra is not installed.
     """
@@ -53,14 +50,8 @@ class OtelTracer:
 
     @contextmanager
     def span(self, name: str, headers: dict[str, str] | None = None) -> Generator[Span]:
-        """A span; the parent of spans made inside, also in tasks started there.
-
-        An exception is noted by its type alone, because its message may quote a prompt.
-
-        Args:
-            name: of the span.
-            headers: of a request whose trace the span continues (W3C ``traceparent``).
-        """
+        """A span; the parent of spans made inside, also in tasks started there. ``headers`` (W3C ``traceparent``) are
+        of a request whose trace it continues. An exception is noted by its type: its message may quote a prompt."""
         from opentelemetry.trace import StatusCode, use_span
 
         made = self._tracer.start_span(name, self._propagator.extract(headers) if headers else None)

@@ -103,7 +103,19 @@ class GroupRun:
     def start(self, indices: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]]) -> None:
         """Begin to sample the answers with ``indices``."""
         name = f"sample {indices[0]}" if len(indices) == 1 else f"sample {len(indices)} together"
-        task = self.swarm.background.start(self._sample(indices, sample, name), name)
+
+        async def sampled() -> None:
+            outcomes: Sequence[Sample | SwarmGatewayError]
+            try:
+                with span(name):
+                    outcomes = await sample()
+            except SwarmGatewayError as exc:
+                logger.warning("%s failed: %s", name, exc)
+                outcomes = [exc] * len(indices)
+            for index, outcome in zip(indices, outcomes, strict=True):
+                self.outcomes[index] = outcome
+
+        task = self.swarm.background.start(sampled(), name)
         self._sampling.add(task)
         task.add_done_callback(self._sampling.discard)
 
@@ -117,8 +129,11 @@ class GroupRun:
 
     def failure(self) -> SwarmGatewayError:
         """Why there is no answer at all: the user's own mistake first, then what another group can cure."""
-        failures = [outcome for outcome in self.outcomes if isinstance(outcome, SwarmGatewayError)]
-        return min(failures, key=_gravity, default=EpisodeLostError("the group's samples were cancelled"))
+        return min(self._failures, key=_gravity, default=EpisodeLostError("the group's samples were cancelled"))
+
+    @property
+    def _failures(self) -> list[SwarmGatewayError]:
+        return [outcome for outcome in self.outcomes if isinstance(outcome, SwarmGatewayError)]
 
     # ------------------------------------------------------------------ judging
 
@@ -164,12 +179,11 @@ class GroupRun:
             self.session.delivered(answer_id, message, reward, choices=choices, trains=trains)
 
     def settle(self, judged: Sequence[int], score: GroupScore | None, delivered: Sequence[int]) -> None:
-        """Bring the group to its end in the background.
-
-        Waits for unfinished samples, has the hook judge again if those or feedback are new to it, and submits.
+        """Bring the group to its end in the background: wait for unfinished samples, have the hook judge again if those
+        or feedback are new to it, and submit.
 
         Args:
-            judged: the indices of the answers that the hook has judged; empty: none.
+            judged: the indices of the answers that the hook has judged.
             score: the hook's; ``None``: it gave none.
             delivered: the indices of the delivered answers, best first.
         """
@@ -278,8 +292,7 @@ class GroupRun:
             return DropReason.PRIVATE
         partial = self.shaped.takes_partial and len(indices) >= _LEAST_GROUP
         if len(indices) < len(self.outcomes) and not partial:
-            failed = any(isinstance(outcome, SwarmGatewayError) for outcome in self.outcomes)
-            return DropReason.SAMPLE if failed else DropReason.PARTIAL
+            return DropReason.SAMPLE if self._failures else DropReason.PARTIAL
         return DropReason.REWARD_HOOK if score is None else None
 
     async def _submit(
@@ -325,9 +338,7 @@ class GroupRun:
         if not going:
             return
         self._open.difference_update(going)
-        failed = self._failure or next(
-            (outcome for outcome in self.outcomes if isinstance(outcome, SwarmGatewayError)), None
-        )
+        failed = self._failure or next(iter(self._failures), None)
         details = f": {failed.code}: {failed.message}" if failed is not None else ""
         if failed is not None and (rules := self.training.settings.data.rules) is not None and rules.private(details):
             # a hook's exception may quote the answer for which the group is not kept
@@ -357,19 +368,6 @@ class GroupRun:
             )
             for position, (index, sample) in enumerate(self.samples.items())
         ]
-
-    async def _sample(
-        self, indices: Sequence[int], sample: Callable[[], Awaitable[Sequence[Sample]]], name: str
-    ) -> None:
-        outcomes: Sequence[Sample | SwarmGatewayError]
-        try:
-            with span(name):
-                outcomes = await sample()
-        except SwarmGatewayError as exc:
-            logger.warning("%s failed: %s", name, exc)
-            outcomes = [exc] * len(indices)
-        for index, outcome in zip(indices, outcomes, strict=True):
-            self.outcomes[index] = outcome
 
     def _tell(self, news: Callable[[GroupWatcher], None]) -> None:
         """Call ``news`` with whoever watches; one that fails is logged and harms no request."""

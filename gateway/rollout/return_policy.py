@@ -24,7 +24,7 @@ POLICY_HEADER = "x-swarm-policy"
 WAITS_HEADER = "x-swarm-when-batch-waits"
 _LONGEST_DEADLINE = 3600.0
 #: Python reads no number of more than 4,300 digits
-_QUORUM = re.compile("[0-9]{1,9}")
+_QUORUM = re.compile("0*[1-9][0-9]{0,8}")
 _TRAINED = {True: "true", False: "false", None: "pending"}
 
 
@@ -66,19 +66,13 @@ class ReturnPolicy:
         name, *options = [part.strip() for part in header.split(";")]
         if name == "first" and not options:
             return cls("first", train=train, when_batch_waits=waits, asked_for=True)
-        if name != "best":
+        values = {key: value for key, _, value in (option.partition("=") for option in options)}
+        quorum, deadline = values.pop("quorum", None), values.pop("deadline", None)
+        twice = len(options) > (quorum is not None) + (deadline is not None)
+        if name != "best" or values or twice or not (quorum is None or _QUORUM.fullmatch(quorum)):
             _refuse(header)
-        quorum: int | None = None
-        deadline: float | None = None
-        for option in options:
-            key, _, value = option.partition("=")
-            if key == "quorum" and quorum is None and _QUORUM.fullmatch(value) and int(value) > 0:
-                quorum = int(value)
-            elif key == "deadline" and deadline is None:
-                deadline = _seconds(value, header)
-            else:
-                _refuse(header)
-        return cls("best", quorum, deadline, train, waits, asked_for=True)
+        seconds = None if deadline is None else _seconds(deadline, header)
+        return cls("best", None if quorum is None else int(quorum), seconds, train, waits, asked_for=True)
 
     @property
     def fans_out(self) -> bool:

@@ -50,16 +50,13 @@ async def submit(
     """End all episodes of a group; repeated while the server is away, which is safe because ends are idempotent.
 
     Args:
-        client: of their swarm server.
-        task_id: of the group.
         outputs: by episode uuid.
-        seconds: the deadline.
         stats: counts the outcome.
         account: counts what the server says of the tokens.
         pair: of a challenger's group and an incumbent's answer, recorded with the end.
 
     Returns:
-        ``None`` when acknowledged, else why not; then the episodes are aborted.
+        ``None`` when acknowledged within ``seconds``, else why not; then the episodes are aborted.
     """
 
     async def offer() -> DropReason | None:
@@ -132,9 +129,7 @@ def workflow_outputs(
     """The results of a group's episodes, in the order of ``score``.
 
     Args:
-        score: the hook's.
         credit: added to the advantage of answers, by their index in ``score``.
-        notes: of every output.
         task: kept with the first output, so that a hook can be tried on the group later.
         delivered: whether the user got it, for each.
         refused: whether it declines to answer, for each; logged, for the watch over the training.

@@ -199,12 +199,8 @@ class DeliveredTurn:
         return feedback
 
     def feedback_in_group(self, delivered: Sequence[int]) -> dict[int, Feedback]:
-        """Feedback and judgements by index in the group; of a rating by the user and one by a judgement, the
-        judgement's counts.
-
-        Args:
-            delivered: the indices of the delivered answers, best first.
-        """
+        """Feedback and judgements by index in the group, in which ``delivered`` are the delivered answers, best first;
+        of a rating by the user and one by a judgement, the judgement's counts."""
         feedback = {delivered[at]: stated for at, stated in self.feedback().items() if at < len(delivered)}
         for index, judgement in self.judgements.items():
             signals = {**feedback.get(index, judgement).signals, **judgement.signals}
@@ -259,18 +255,16 @@ class Conversation:
         """``turns`` for hooks."""
         return Session(session_id=self.session_id, turns=[turn.as_turn() for turn in turns], feedback=self.feedback)
 
+    def is_of(self, subject: Subject) -> bool:
+        """Whether it is the subject's, or has a turn of the subject's."""
+        # a name that was private is a digest already
+        users = (user_digest(self.scope.name), self.scope.name) if self.scope.kind == "user" else ("",)
+        named = [Notes(key=self.scope.key_id, session=self.session_id, user=user) for user in users]
+        return any(subject.fits(notes) for notes in (*named, *(turn.notes for turn in self.turns)))
+
     def after(self, parent: DeliveredTurn | None, agent: str) -> list[DeliveredTurn]:
         """The turns of ``agent`` that continue ``parent`` (``None``: that begin), oldest first."""
         return [turn for turn in self.turns if turn.parent is parent and turn.agent == agent]
-
-
-def is_of(conversation: Conversation, subject: Subject) -> bool:
-    """Whether a conversation is the subject's, or has a turn of the subject's."""
-    scope = conversation.scope
-    # a name that was private is a digest already
-    users = (user_digest(scope.name), scope.name) if scope.kind == "user" else ("",)
-    named = [Notes(key=scope.key_id, session=conversation.session_id, user=user) for user in users]
-    return any(subject.fits(notes) for notes in (*named, *(turn.notes for turn in conversation.turns)))
 
 
 def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:

@@ -221,11 +221,8 @@ class Memory:
         return None
 
     def adopt(self, scope: Scope, child: str) -> Scope:
-        """The scope of the session that ``child``, a sub-agent with a session's name of its own, belongs to.
-
-        Args:
-            scope: of the session that began the sub-agent, which may be a sub-agent's itself.
-        """
+        """The scope of the session that ``child``, a sub-agent with a session's name of its own, belongs to; ``scope``
+        is of the session that began it, which may be a sub-agent's itself."""
         root = self._roots.get(scope, scope)
         conversation = self.named.get(root)
         if conversation is not None and len(conversation.children) < _CHILDREN:

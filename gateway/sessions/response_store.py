@@ -46,13 +46,7 @@ def unknown_response(response_id: str) -> NotFoundError:
 
 
 class ResponseStore:
-    """The responses of one gateway, oldest first.
-
-    Args:
-        max_bytes: of all responses.
-        seconds: after which one is forgotten.
-        clock: seconds, monotonic.
-    """
+    """The responses of one gateway, oldest first; one is forgotten after so many ``seconds``, of a monotonic clock."""
 
     def __init__(self, max_bytes: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes

@@ -23,7 +23,6 @@ from gateway.sessions.conversation import (
     Scope,
     SessionReport,
     heard,
-    is_of,
     names_of,
 )
 from gateway.sessions.credit import Crediting
@@ -48,15 +47,8 @@ _LAST_SECONDS = 10.0
 
 
 class Sessions:
-    """One per gateway, for all routes; an async context that ends all sessions.
-
-    Args:
-        max_sessions: conversations remembered.
-        max_bytes: of their turns.
-
-    Attributes:
-        watcher: is shown the groups of requests that are linked here.
-    """
+    """One per gateway, for all routes; an async context that ends all sessions. ``watcher`` is shown the groups of
+    requests that are linked here."""
 
     def __init__(self, *, max_sessions: int = 10_000, max_bytes: int = 64 * 1024**2) -> None:
         self._ending = Background(grace_seconds=_LAST_SECONDS)
@@ -189,7 +181,7 @@ class Sessions:
 
     def erase(self, subject: Subject) -> int:
         """Forget the conversations that ``subject`` has a part in, without asking their hooks; how many there were."""
-        erased = [conversation for conversation in self._memory if is_of(conversation, subject)]
+        erased = [conversation for conversation in self._memory if conversation.is_of(subject)]
         for conversation in erased:
             conversation.over = True
             if conversation.ending is not None:
