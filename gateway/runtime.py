@@ -146,7 +146,7 @@ class Gateway:
                 raise done.error
             plan: Plan = done.value
             old = self.routes.plan
-            if _has_keys(plan.config) != _has_keys(old.config):
+            if self._keys.open == bool(plan.config.api_keys or plan.config.keys_file):
                 raise ConfigError(
                     "a reload cannot switch between a gateway with keys and one without: restart it, or keep api_keys "
                     "or keys_file as they were"
@@ -172,10 +172,6 @@ class Gateway:
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._held.__aexit__(*exc)
-
-
-def _has_keys(config: GatewayConfig) -> bool:
-    return bool(config.api_keys) or config.keys_file is not None
 
 
 def _settings(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -113,9 +113,9 @@ async def give_feedback(request: Request, body: GivenFeedback) -> FeedbackTaken:
         raise RequestError(f"the completion has no choice {body.choice}: they are numbered from 0", param="choice")
     comparable = bool(request_id) and gateway.delivered.rate(key_id, request_id, feedback.rating)
     compares = comparable and feedback.rating is not None
+    if turn is None and comparable:
+        return FeedbackTaken(completion_id=body.completion_id, trains=False, replaced=False, compares=compares)
     if turn is None:
-        if comparable:
-            return FeedbackTaken(completion_id=body.completion_id, trains=False, replaced=False, compares=compares)
         what, param = ("completion", "completion_id") if body.completion_id else ("request", "request_id")
         raise NotFoundError(
             f"{what} {getattr(body, param)!r} is not known: its answer was not delivered to this key, nobody judged or "

@@ -132,8 +132,8 @@ class EngineCall(ApiEndpoint):
                     why = f"POST {path}: the route {route.name!r} has no engine of its own to ask"
                     raise NotFoundError(why, code="route_not_found")
                 body, _ = without_lines(data, route.settings.drop_lines)
-                answer = _answered(await engine_answer(route.training, path, encode(body)))
-                return Relayed(200, {"content-type": "application/json"}, answer.content)
+                content = _answered(await engine_answer(route.training, path, encode(body))).content
+                return Relayed(200, {"content-type": "application/json"}, content)
 
         return Answering(answer, Rendering(self.dialect, data, False, more_headers))
 

@@ -99,14 +99,16 @@ async def run_with_group(
 
     async def claimed(shaped: Shaped, waited: Waiting) -> tuple[Shaped, EpisodeGroup | UnrecordedGroup]:
         reason = "" if untrained is None else untrained.reason
-        if not reason and _adds_private(shaped, incoming):
+        # what the application sent has been looked at
+        own = (request for request in shaped.submission.requests if request != incoming.call.body)
+        if not reason and any(map(incoming.consent.withholds, own)):
             training.stats.withheld["prompt"] += 1
             reason = DropReason.PRIVATE
             if not fans_out:
                 raise UnavailableError("the hook's prompts hold private data, so nothing is claimed", code=reason)
         if not reason:
             try:
-                return shaped, await training.swarm.claim(len(shaped.bodies), waited)
+                return shaped, await training.swarm.claim(len(shaped.bodies), waited, training.idle_seconds)
             except UnavailableError as exc:
                 if not fans_out or exc.code not in NO_EPISODE_NEEDED:
                     raise
@@ -120,7 +122,7 @@ async def run_with_group(
         losses = 0
         all_waited = Waiting(training.settings)
         while True:
-            waited = Waiting(training.settings, training.window_seconds)
+            waited = Waiting(training.settings)
             with phase("claim"):
                 report = await training.swarm.wait_for_job(waited)
             shaped = await shape(training, incoming, report, passes=untrained is None or untrained.passes)
@@ -243,13 +245,6 @@ async def shape(training: Training, incoming: Incoming, report: ServerReport, *,
         takes_partial=report.takes_partial,
         drop=drop,
         failure=failure,
-    )
-
-
-def _adds_private(shaped: Shaped, incoming: Incoming) -> bool:
-    """Whether the hook wrote something private into a prompt; what the application sent has been looked at."""
-    return any(
-        incoming.consent.withholds(request) for request in shaped.submission.requests if request != incoming.call.body
     )
 
 

@@ -98,27 +98,12 @@ class ServerReport:
 
 
 class Waiting:
-    """How long one request has waited for the swarm, with a backoff between its attempts.
+    """How long one request has waited for the swarm, with a backoff between its attempts."""
 
-    Args:
-        settings: of its route.
-        window: seconds for which its group may stay open once it is judged.
-    """
-
-    def __init__(self, settings: RouteSettings, window: float = 0.0) -> None:
+    def __init__(self, settings: RouteSettings) -> None:
         self._started = asyncio.get_running_loop().time()
         self.settings = settings
-        self._window = window
         self._failures = 0
-
-    @property
-    def idle_seconds(self) -> float:
-        """How long an episode may idle before its end: during other samples, hooks, feedback and submission."""
-        settings = self.settings
-        # a hook may judge twice: to choose the answer, and again with feedback
-        judging = settings.hook_timeout_seconds * (2 if self._window else 1)
-        waiting = settings.sample_timeout_seconds + judging + self._window
-        return min(MAX_SECONDS, waiting + settings.submit_timeout_seconds + 30.0)
 
     def left_for(self, engine: EngineState | None) -> float:
         """Seconds left of the bound for an engine in that state; ``None``: there is no server."""
@@ -147,12 +132,10 @@ class Swarm:
     """One swarm server, shared by the routes that lead to it; a route with a share of each batch has one of its own.
 
     Attributes:
-        url: its address.
         client: control calls, under the name of the share, if there is one.
         sampler: calls to an episode's address, and to the engine's.
         engine: where the engine answers without an episode, as a group of one.
         open_groups: scored groups that wait for feedback.
-        background: work that outlives its request.
         stages: who answers the users of routes with an incumbent.
         report: its last known status; empty before the first.
         down_since: the first failed status since the server last answered.
@@ -262,8 +245,8 @@ class Swarm:
             retry_after=30,
         )
 
-    async def claim(self, count: int, waited: Waiting) -> EpisodeGroup:
-        """Claim a group of ``count`` episodes.
+    async def claim(self, count: int, waited: Waiting, idle_seconds: float) -> EpisodeGroup:
+        """Claim a group of ``count`` episodes, which end once they idled for so long.
 
         Raises:
             UnavailableError: there are none within the bounds of the configuration, or the server refuses; with a code
@@ -273,7 +256,7 @@ class Swarm:
             report = await self.fresh_report()
             wait = min(_POLL_SECONDS, waited.left_for(report.engine))
             try:
-                return await self._claim(count, wait, waited.idle_seconds)
+                return await self._claim(count, wait, idle_seconds)
             except UnavailableError as exc:
                 if exc.code in NO_EPISODE_NEEDED or exc.code == "journal_unavailable":
                     # a full disk: no wait of a user makes room
@@ -440,3 +423,12 @@ class Training:
     def window_seconds(self) -> float:
         """How long a judged group may stay open for feedback and for the end of its session; 0: not at all."""
         return self.settings.window_seconds(credits=self.hooks.ends_sessions)
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long an episode may idle before its end: during other samples, hooks, feedback and submission."""
+        settings, window = self.settings, self.window_seconds
+        # a hook may judge twice: to choose the answer, and again with feedback
+        judging = settings.hook_timeout_seconds * (2 if window else 1)
+        waiting = settings.sample_timeout_seconds + judging + window
+        return min(MAX_SECONDS, waiting + settings.submit_timeout_seconds + 30.0)

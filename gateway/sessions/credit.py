@@ -1,6 +1,7 @@
 """What the outcome of a session is worth to each of its delivered answers: the upper of two levels of advantage.
 
-Invariant: an answer that was not delivered has no part in the outcome; it is credited with its own reward alone.
+Invariant: an answer that was not delivered has no part in the outcome; it is credited with its own reward alone, and
+neither gains nor loses by what is added to the advantage of the delivered one.
 
 The lower level is the group: the N answers to one request were sampled in one state of the conversation, and each has
 the advantage of its reward in this group (:mod:`adapters.verl.advantage`). The upper level is the session. With its
@@ -21,9 +22,6 @@ none     ``R``
 The first session of a task is compared with nothing: its ``A`` is ``R``. Sessions do not wait for each other, so each
 is compared with those that ended before it. Turns that the user went back beyond are not credited; turns of sub-agents
 are, in the order in which all were answered.
-
-What is credited is added to the advantage of the one answer that was delivered, whatever else is in its group, so that
-the others neither gain nor lose by it.
 
 These are the episode and step advantages of GiGPO (Feng et al. 2025, arXiv:2505.10978: ``A = A_E + w A_S``, and both
 ways to normalise), with two differences. Its step groups are states that happen to recur among trajectories;
@@ -64,29 +62,22 @@ def shares(credited: Sequence[bool], discount: float) -> list[float]:
     return backwards[::-1]
 
 
-class Outcomes:
-    """The outcomes of the last sessions of each task."""
+class Crediting:
+    """Asks hooks what sessions were worth, and credits their turns."""
 
     def __init__(self) -> None:
-        self._of = Latest[Task, deque[float]](_TASKS)
+        self._outcomes = Latest[Task, deque[float]](_TASKS)
+        self._permits = asyncio.Semaphore(_AT_ONCE)
 
     def advantage(self, task: Task, outcome: float, baseline: Baseline) -> float:
         """How much better ``outcome`` is than those of the same task; it is remembered."""
-        outcomes = self._of[task] = self._of.get(task) or deque(maxlen=_SESSIONS)
+        outcomes = self._outcomes[task] = self._outcomes.get(task) or deque(maxlen=_SESSIONS)
         outcomes.append(outcome)
         if baseline == "none" or len(outcomes) == 1:
             return outcome
         # exact: the difference to the mean of equal ones is 0
         above = outcome - mean(outcomes)
         return above / (stdev(outcomes) + 1e-6) if baseline == "std" else above
-
-
-class Crediting:
-    """Asks hooks what sessions were worth, and credits their turns."""
-
-    def __init__(self) -> None:
-        self._outcomes = Outcomes()
-        self._permits = asyncio.Semaphore(_AT_ONCE)
 
     async def credits(self, conversation: Conversation, turns: Sequence[DeliveredTurn]) -> list[float]:
         """What each of ``turns``, oldest first, is credited with.
@@ -107,12 +98,9 @@ class Crediting:
             return [0.0] * len(turns)
         if not isinstance(result, Reward):
             return [weight * reward.value for reward in result]
-        advantage = self._outcomes.advantage(_task_of(conversation), result.value, settings.session_baseline)
+        scope = conversation.scope
+        # of one task are sessions that were said to be, or that begin with the same request
+        task = scope.route, scope.key_id, conversation.task or conversation.turns[0].asked.hex()
+        advantage = self.advantage(task, result.value, settings.session_baseline)
         parts = shares([not turn.left for turn in turns], settings.session_discount)
         return [weight * part * advantage for part in parts]
-
-
-def _task_of(conversation: Conversation) -> Task:
-    """Sessions that begin with the same request, or that were said to be of one task, are of one."""
-    scope = conversation.scope
-    return scope.route, scope.key_id, conversation.task or conversation.turns[0].asked.hex()

@@ -65,7 +65,7 @@ class World:
     async def wait_for_job(self, waited: Any) -> ServerReport:
         return self.report
 
-    async def claim(self, count: int, waited: Any) -> EpisodeGroup:
+    async def claim(self, count: int, waited: Any, idle_seconds: float) -> EpisodeGroup:
         names = [f"e{len(self.claimed) + k}" for k in range(count)]
         self.claimed += names
         episodes = [EpisodeEndpoint(episode_uuid=name, base_url="u", api_key=name) for name in names]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.route import Baseline
-from gateway.sessions.credit import Outcomes, shares
+from gateway.sessions.credit import Crediting, shares
 from gateway.sessions.sessions import SessionLink, Sessions
 from reward_hooks import Feedback, HookContext, Session
 from tests.gateway.sessions.talk import Messages, ask, closed, route, say, user
@@ -58,26 +58,26 @@ def test_only_credited_turns_share_and_later_ones_more(credited: list[bool], dis
 
 
 def test_an_outcome_is_compared_with_those_before_it_by_hand() -> None:
-    outcomes = Outcomes()
+    outcomes = Crediting()
     assert outcomes.advantage(TASK, 1.0, "std") == 1.0
     # mean 0.5, deviation sqrt(0.5)
     assert outcomes.advantage(TASK, 0.0, "std") == pytest.approx(-0.70710, abs=1e-4)
     # mean 2/3, deviation sqrt(1/3)
     assert outcomes.advantage(TASK, 1.0, "std") == pytest.approx(0.57735, abs=1e-4)
     assert outcomes.advantage(("route", "key", "another"), 1.0, "std") == 1.0
-    assert Outcomes().advantage(TASK, 0.3, "mean") == 0.3
+    assert Crediting().advantage(TASK, 0.3, "mean") == 0.3
 
 
 @pytest.mark.parametrize("baseline", ["std", "mean"])
 def test_equal_outcomes_credit_nobody(baseline: Baseline) -> None:
-    outcomes = Outcomes()
+    outcomes = Crediting()
     # what rounding leaves would count as a credit, and its group as one that teaches
     assert [outcomes.advantage(TASK, 0.7, baseline) for _ in range(40)] == [0.7, *[0.0] * 39]
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=40))
 def test_the_baselines(told: list[float]) -> None:
-    plain, mean, std = Outcomes(), Outcomes(), Outcomes()
+    plain, mean, std = Crediting(), Crediting(), Crediting()
     for number, outcome in enumerate(told):
         last = told[max(0, number - 31) : number + 1]
         above = outcome - fmean(last) if number else outcome
