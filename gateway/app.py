@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
@@ -15,12 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Scope
 
 from adapters.dialects import DIALECTS
 from gateway.api import admin, status
 from gateway.api.completions import CompletionsEndpoint
-from gateway.api.endpoint import DialectEndpoint
+from gateway.api.endpoint import DialectEndpoint, body_limit
 from gateway.api.feedback import end_session, give_feedback, tell_session
 from gateway.api.others import AnyOther, CountTokens, EngineCall
 from gateway.api.responses import KeptResponse, ResponsesEndpoint
@@ -63,6 +63,9 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
     check_telemetry(config)
     keys = KeyRing(config)
     page = _page(config, keys)
+    limits = dict.fromkeys(admin.CODE_PATHS, admin.CODE_BYTES)
+    if page is not None:
+        limits[f"{page.path}/"] = page.body_bytes
 
     @asynccontextmanager
     async def lifespan(app: App) -> AsyncGenerator[dict[str, Any]]:
@@ -81,7 +84,7 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
             *_cors(config.cors_origins),
             Middleware(LoopbackGuard, enabled=keys.open, remedy=_REMEDY, origins=config.cors_origins),
             Middleware(KeyMiddleware, keys=keys, exempt=page.path if page is not None else ""),
-            Middleware(ErrorMiddleware, body_limit=_body_limit(page), on_http_exception=_on_http_exception),
+            Middleware(ErrorMiddleware, body_limit=partial(body_limit, limits), on_http_exception=_on_http_exception),
         ],
         lifespan=lifespan,
     )
@@ -166,16 +169,6 @@ def _routes() -> list[BaseRoute]:
         Route("/v1", other, methods=methods, include_in_schema=False),
         Route(ANY_OTHER, other, methods=methods),
     ]
-
-
-def _body_limit(page: _Page | None) -> Callable[[Scope], int]:
-    def limit(scope: Scope) -> int:
-        gateway: Gateway = scope["state"]["gateway"]
-        if page is not None and scope["path"].startswith(f"{page.path}/"):
-            return page.body_bytes
-        return admin.CODE_BYTES if scope["path"] in admin.CODE_PATHS else gateway.config.max_body_bytes
-
-    return limit
 
 
 @asynccontextmanager

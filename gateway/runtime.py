@@ -84,11 +84,6 @@ class Gateway:
         self._left_out: set[str] = set()
         self.reload_failures, self.reload_error = 0, ""
 
-    @property
-    def config(self) -> GatewayConfig:
-        """The current configuration."""
-        return self.routes.plan.config
-
     def count_error(self, error: SwarmGatewayError) -> None:
         """Count an error that a caller sees."""
         code = error.code or error.type

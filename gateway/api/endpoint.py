@@ -50,6 +50,14 @@ def caller_of(scope: Scope) -> Caller:
     return scope["state"].get("caller") or _NOBODY
 
 
+def body_limit(limits: Mapping[str, int], scope: Scope) -> int:
+    """Bytes that the body of a request may have; ``limits`` are of paths that have one of their own, and, with a slash
+    at the end, of all below them."""
+    path, most = scope["path"], scope["state"]["gateway"].routes.plan.config.max_body_bytes
+    own = (limits[name] for name in limits if path == name or (name.endswith("/") and path.startswith(name)))
+    return next(own, most)
+
+
 def query_of(scope: Scope) -> str:
     """The query of the request's address, without the question mark."""
     return scope["query_string"].decode("latin-1")
@@ -114,7 +122,7 @@ class ApiEndpoint(ABC):
                 send,
                 answering.produce,
                 answering.rendering,
-                keepalive=gateway.config.keepalive_seconds,
+                keepalive=gateway.routes.plan.config.keepalive_seconds,
                 on_error=gateway.count_error,
                 prospect=answering.prospect,
             )
@@ -134,7 +142,7 @@ class DialectEndpoint(ApiEndpoint):
     """``POST`` of one dialect."""
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
-        raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
+        raw = decoded(scope["headers"], raw, gateway.routes.plan.config.max_body_bytes)
         caller, headers, body = caller_of(scope), plain_headers(scope["headers"]), parse_json(raw)
         try:
             data = self.prepared(gateway, caller, body)

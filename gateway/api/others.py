@@ -50,7 +50,7 @@ class Passthrough(ApiEndpoint):
         headers, query = public_headers(scope["headers"]), query_of(scope)
         # a body that cannot be unpacked is forwarded unchanged
         with suppress(SwarmGatewayError):
-            raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
+            raw = decoded(scope["headers"], raw, gateway.routes.plan.config.max_body_bytes)
             headers = plain_headers(scope["headers"])
         model = _model(headers, raw)
         request = AnyRequest(scope["method"], scope["path"], query, headers, raw, model, caller_of(scope))
@@ -112,7 +112,7 @@ class CountTokens(ApiEndpoint):
         super().__init__(_MESSAGES)
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
-        raw = decoded(scope["headers"], raw, gateway.config.max_body_bytes)
+        raw = decoded(scope["headers"], raw, gateway.routes.plan.config.max_body_bytes)
         data, headers = parse_json(raw), plain_headers(scope["headers"])
         request = AnyRequest("POST", scope["path"], query_of(scope), headers, raw, model_of(data), caller_of(scope))
         return Answering(lambda: _count(gateway, data, request), Rendering(_MESSAGES, data, False, more_headers))
@@ -122,7 +122,7 @@ class EngineCall(ApiEndpoint):
     """``POST /tokenize`` and ``/detokenize``, as vLLM has them: the engine's own answer."""
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
-        data = parse_json(decoded(scope["headers"], raw, gateway.config.max_body_bytes))
+        data = parse_json(decoded(scope["headers"], raw, gateway.routes.plan.config.max_body_bytes))
         caller, path = caller_of(scope), scope["path"]
 
         async def answer() -> Relayed:

@@ -77,7 +77,7 @@ async def status(request: Request) -> GatewayStatus:
             **dict(total),
             **engine,
             background=sum(len(swarm.background) for swarm in swarms),
-            control=gateway.config.control,
+            control=gateway.routes.plan.config.control,
             joined=gateway.retries.joined,
             routes={route.name: _route(gateway, route) for route in table.routes},
             reload_failures=gateway.reload_failures,

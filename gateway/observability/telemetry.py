@@ -124,7 +124,7 @@ class TelemetryMiddleware:
             scope["method"],
             scope["path"],
             telemetry.keep,
-            texts=_may_keep(state["gateway"].config, headers),
+            texts=_may_keep(state["gateway"].routes.plan.config, headers),
         )
         telemetry.under_way.add(record)
         whole = False
