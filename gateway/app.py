@@ -29,7 +29,7 @@ from gateway.keys.ring import OPEN, KeyMiddleware, KeyRing
 from gateway.observability.telemetry import TelemetryMiddleware, check_telemetry
 from gateway.routing.plan import Plan
 from gateway.runtime import ConfigSource, Gateway
-from gateway.sessions.watching import GroupWatcher
+from gateway.sessions.conversation import GroupWatcher
 from swarm.concurrency import Background
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response

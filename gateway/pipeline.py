@@ -21,11 +21,10 @@ from gateway.keys.ring import KeyRing
 from gateway.limits import Admission, RetryDedup
 from gateway.observability.request import note, phase
 from gateway.rollout.answering import PassedThroughError, Untrained, answering_within, best
-from gateway.rollout.first import first
+from gateway.rollout.first import first, single
 from gateway.rollout.group import GroupRun
 from gateway.rollout.return_policy import ReturnPolicy, passes
 from gateway.rollout.server import Training
-from gateway.rollout.single import single
 from gateway.routing.table import LiveRoutes, Route, RouteTable
 from gateway.routing.upstream import Upstream
 from gateway.sessions.conversation import names_of, whose

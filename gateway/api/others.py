@@ -22,7 +22,7 @@ from adapters.dialects.jsons import decode, encode, error_in, object_in
 from gateway.api.endpoint import Answering, ApiEndpoint, caller_of, model_of, plain_headers, public_headers, query_of
 from gateway.api.exchange import Rendering
 from gateway.pipeline import with_placeholders
-from gateway.rollout.single import engine_answer
+from gateway.rollout.first import engine_answer
 from gateway.runtime import Gateway
 from gateway.types import AnyRequest, Outcome, Relayed
 from swarm.errors import MethodError, NotFoundError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError

@@ -15,8 +15,7 @@ from typing import Any
 from adapters.dialects.jsons import encode
 from gateway.observability.scrubbing import text_without_secrets, without_secrets
 from gateway.page.stream import Events
-from gateway.sessions.conversation import DeliveredTurn
-from gateway.sessions.watching import GroupWatcher, WatchedGroup
+from gateway.sessions.conversation import DeliveredTurn, GroupWatcher, WatchedGroup
 from gateway.types import Caller
 from reward_hooks import Candidate
 from reward_hooks.contract import EQUAL_WITHIN, texts_of

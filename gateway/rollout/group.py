@@ -18,8 +18,8 @@ from gateway.rollout.reference import Reference
 from gateway.rollout.sampling import EpisodeLostError, Sample, Shaped, UnrecordedGroup, candidate_of
 from gateway.rollout.server import Training
 from gateway.rollout.submission import add_up, refuses, submit, workflow_outputs
+from gateway.sessions.conversation import GroupWatcher, WatchedGroup
 from gateway.sessions.sessions import SessionLink
-from gateway.sessions.watching import GroupWatcher, WatchedGroup
 from gateway.stats import Accounted, DropReason, hook_failed
 from reward_hooks import Candidate, Feedback, GroupScore
 from reward_hooks.contract import malformed_calls, sendable

@@ -1,15 +1,17 @@
-"""Conversations: their delivered turns, which form a tree where the user went back, and who may go on with them.
+"""Conversations: their delivered turns, which form a tree where the user went back, who may go on with them, and what
+whoever watches is shown of their groups.
 
-Invariant: feedback after a group's submission stays visible to hooks of later requests, and never trains.
+Invariant: feedback after a group's submission stays visible to hooks of later requests, and never trains. Only groups
+whose texts may be kept are shown; a watcher holds nothing up and changes nothing by watching.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, Literal, NamedTuple, Protocol, Self, cast
 
 import orjson
 
@@ -18,8 +20,8 @@ from gateway.data.consent import PrivacyRules
 from gateway.sessions.open_groups import Hold, OpenGroups
 from gateway.stats import Accounted
 from gateway.types import Incoming
-from reward_hooks import Feedback, HookRunner, Session, Turn
-from swarm.errors import RequestError
+from reward_hooks import Candidate, Feedback, GroupScore, HookRunner, Session, Turn
+from swarm.errors import HookError, RequestError
 from swarm.subjects import Subject, user_digest
 from swarm.types import Notes
 
@@ -265,6 +267,62 @@ class Conversation:
     def after(self, parent: DeliveredTurn | None, agent: str) -> list[DeliveredTurn]:
         """The turns of ``agent`` that continue ``parent`` (``None``: that begin), oldest first."""
         return [turn for turn in self.turns if turn.parent is parent and turn.agent == agent]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedGroup:
+    """A group that its hook has just judged.
+
+    Attributes:
+        session: the name of its conversation; may be empty.
+        notes: whose request it is, and where the hook comes from.
+        indices: of the answers in the group; ``candidates`` and the rewards of ``score`` are in this order.
+        score: the rewards; ``None``: the hook gave none, ``failure`` says why.
+        turn: the delivered answer, once there is one that may be remembered.
+    """
+
+    group_id: str
+    incoming: Incoming
+    route: str
+    session: str
+    notes: Notes
+    indices: Sequence[int]
+    candidates: Sequence[Candidate]
+    score: GroupScore | None
+    failure: HookError | None
+    turn: DeliveredTurn | None
+
+
+class GroupWatcher(Protocol):
+    """Is called in the event loop of the requests; what it raises is logged."""
+
+    def judged(self, group: WatchedGroup) -> None:
+        """The hook has judged; once more where feedback or further answers came."""
+        ...
+
+    def settling(self, group_id: str, delivered: Sequence[int], turn: DeliveredTurn | None) -> None:
+        """The answers with these indices are delivered, the best first; the group is open or waits to be submitted."""
+        ...
+
+    def over(self, group_id: str, reason: str | None) -> None:
+        """The group is trained, or, with a ``reason``, not."""
+        ...
+
+    def forget(self, group_id: str) -> None:
+        """The group's texts may not be kept after all."""
+        ...
+
+    def compared(self, group_id: str, difference: float) -> None:
+        """The group's answers were judged beside the incumbent's: their mean reward is better by ``difference``."""
+        ...
+
+    async def erase(self, fits: Callable[[Notes], bool]) -> dict[str, int]:
+        """Delete what is kept of requests whose notes fit; how much there was, by name.
+
+        Raises:
+            OSError: a file cannot be rewritten.
+        """
+        ...
 
 
 def names_of(incoming: Incoming, route: str) -> tuple[Scope, str, str]:

@@ -20,6 +20,7 @@ from gateway.observability.request import deleted, note, notes
 from gateway.sessions.conversation import (
     Conversation,
     DeliveredTurn,
+    GroupWatcher,
     Scope,
     SessionReport,
     heard,
@@ -28,7 +29,6 @@ from gateway.sessions.conversation import (
 from gateway.sessions.credit import Crediting
 from gateway.sessions.memory import Digests, Memory, Position, answered, digests_of, sharing
 from gateway.sessions.signals import observe
-from gateway.sessions.watching import GroupWatcher
 from gateway.stats import SessionCounts, hook_failed
 from gateway.types import Incoming
 from reward_hooks import Feedback, HookRunner, Session

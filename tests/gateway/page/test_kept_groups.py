@@ -18,7 +18,7 @@ from gateway.page.judging import GivenJudgement, Judgements
 from gateway.page.kept_groups import KeptGroup, KeptGroups
 from gateway.page.selection import GroupQuery, select
 from gateway.page.stream import Events
-from gateway.sessions.watching import WatchedGroup
+from gateway.sessions.conversation import WatchedGroup
 from gateway.types import Caller
 from reward_hooks import Candidate, Feedback, GroupScore, Reward
 from swarm.errors import NotFoundError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gateway.rollout.first import engine_answer, single
 from gateway.rollout.server import Waiting
-from gateway.rollout.single import engine_answer, single
 from gateway.types import Decided, Live
 from swarm.errors import RelayedError, UnavailableError, UpstreamError
 from tests.gateway.rollout.conftest import OpenRoute, asking, at_rest, chunks_of, text_of
