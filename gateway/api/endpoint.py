@@ -2,10 +2,12 @@
 
 Invariant: the caller always gets an answer in its own dialect; no secret of its headers goes further.
 
-Headers of a plain answer report its group (:class:`gateway.rollout.return_policy.GroupReport`); a chat's stream has the
-report in the ``swarm`` object of the chunk with the last ``finish_reason`` (clients skip unknown fields), and every
-stream in its headers too if the group was done before the headers left, with the first keep-alive at the latest.
-``x-swarm-left-out`` of every answer lists the parts of the request that the answer does not heed.
+Headers of a plain answer report its group (``x-swarm-policy-version``, ``x-swarm-reward``, ``x-swarm-reward-mean``,
+``x-swarm-hook``, ``x-swarm-trained``: ``true``, ``false``, or ``pending`` until the swarm server acknowledges, and
+``x-swarm-drop-reason``). A chat's stream has the report in the ``swarm`` object of the chunk with the last
+``finish_reason`` (clients skip unknown fields). Every stream has it in its headers too if the group was done before the
+headers left, which is with the first keep-alive at the latest. ``x-swarm-left-out`` of every answer lists the parts of
+the request that the answer does not heed.
 """
 
 from __future__ import annotations
