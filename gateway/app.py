@@ -63,7 +63,7 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
     check_telemetry(config)
     keys = KeyRing(config)
     page = _page(config, keys)
-    limits = dict.fromkeys(admin.CODE_PATHS, admin.CODE_BYTES)
+    limits: dict[str, int] = dict.fromkeys(admin.CODE_PATHS, admin.CODE_BYTES)
     if page is not None:
         limits[f"{page.path}/"] = page.body_bytes
 

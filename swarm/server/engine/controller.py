@@ -33,7 +33,7 @@ POST_ROLLING_SECONDS = 30.0
 
 
 class Controller:
-    """The engine, the episodes that it serves, and the run that it trains; :meth:`open` comes before everything else."""
+    """The engine, the episodes that it serves, and the run that it trains; :meth:`open` comes before all else."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
