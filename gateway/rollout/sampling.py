@@ -270,9 +270,7 @@ def count_of(answer: SampledAnswer, name: str) -> int | None:
 
 def _too_late() -> UpstreamError:
     """The error of a sample at its deadline."""
-    late = UpstreamError("no answer was sampled before the deadline", code="sample_timeout")
-    late.status = 504
-    return late
+    return UpstreamError("no answer was sampled before the deadline", code="sample_timeout", status=504)
 
 
 def _until(deadline: float) -> float:

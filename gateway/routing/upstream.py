@@ -203,9 +203,8 @@ class Upstream:
                         answer = await self._reached(stack, method, url, body, self._headers(more))
                         whole = None if stream and answer.status == 200 else await answer.read()
                 except TimeoutError:
-                    late = UpstreamError(f"{self._name} gave no answer in time", code="upstream_timeout")
-                    late.status = 504
-                    raise late from None
+                    late = f"{self._name} gave no answer in time"
+                    raise UpstreamError(late, code="upstream_timeout", status=504) from None
                 except ConnectionBrokenError as exc:
                     raise self._broken(exc) from exc
                 call.failed = answer.status >= 500

@@ -146,11 +146,8 @@ class DataPlane:
                 raise
             raise error from exc
         except TimeoutError as exc:
-            error = UpstreamError(
-                f"the call took longer than {self.config.call_timeout:g} s (call_timeout)", code="upstream_timeout"
-            )
-            error.status = 504
-            raise error from exc
+            late = f"the call took longer than {self.config.call_timeout:g} s (call_timeout)"
+            raise UpstreamError(late, code="upstream_timeout", status=504) from exc
 
     def _endpoint(self, dialect: Dialect) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def endpoint(request: Request) -> Response:
