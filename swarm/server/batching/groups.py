@@ -139,8 +139,10 @@ class WaitingGroups:
         group = self._of(task_id)
         group.lost += 1
         self.changed_losses[task_id] = GroupRow(task_id, group.lost, group.version)
-        if len(self.open) > self._most_open and (empty := [other for other in self.open.values() if not other.members]):
-            self.remove(empty[0])
+        if len(self.open) > self._most_open:
+            empty = (other for other in self.open.values() if not other.members and other is not group)
+            if (first := next(empty, None)) is not None:
+                self.remove(first)
         return group
 
     def restore_losses(self, row: GroupRow) -> FinishedGroup:

@@ -84,6 +84,16 @@ def test_losses_without_a_finished_episode_are_bounded() -> None:
     assert collection.groups.tasks() == {"t0": 2}, "the oldest loss was forgotten, the latest was not"
 
 
+def test_a_group_of_losses_that_is_whole_beyond_the_bound_is_dropped_once() -> None:
+    collection = store(batch_size=1, max_cached_episodes=1)
+    for n in range(collection.bound):
+        collection.lose(f"t{n}")
+    fill(collection, "another")
+    assert collection.lose("t0") == [] and collection.lose("t0") == []
+    fill(collection, "t1", "t0")
+    assert collection.groups.tasks() == {"another": 1, "t1": 1}, "only the oldest other group of losses was forgotten"
+
+
 def test_losses_end_with_their_group_and_with_their_run() -> None:
     rows: list[JournalRow] = []
     collection = store(rows, batch_size=1)
