@@ -6,6 +6,7 @@ Invariant: what it says is what an engine with the same code would run; this pro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from swarm.job import OURS, Layered, plain_fields
 from swarm.server.engine.supervisor import ENGINE_COMMAND, engine_environment
 
 _SECONDS = 60.0
+#: how long a process that was killed may take to be gone
+_KILL_SECONDS = 2.0
 
 
 class Resolver:
@@ -80,7 +83,10 @@ async def _output(command: Sequence[str], question: bytes, environ: dict[str, st
         return *await process.communicate(question), process.returncode
     except BaseException:
         kill_group(process.pid)
-        await process.wait()
+        # it is gone once its pipes are closed, which a process that left the group may hold open
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KILL_SECONDS):
+                await process.wait()
         raise
 
 
