@@ -146,6 +146,9 @@ class Supervisor:
         except (OSError, UnavailableError) as exc:
             reason = f"the engine could not be started: {exc}"
             no_room = isinstance(exc, UnavailableError) or exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        except asyncio.CancelledError:
+            reason = "the swarm server was shut down"
+            raise
         except Exception as exc:
             logger.exception("the engine's supervision failed")
             reason = f"internal error while supervising the engine: {type(exc).__name__}: {exc}"
