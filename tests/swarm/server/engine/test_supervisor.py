@@ -17,6 +17,7 @@ from swarm.errors import ConfigError, ConflictError, EngineError
 from swarm.job import TrainJob
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
+from swarm.server.engine.history import History
 from swarm.server.engine.process import TOKEN_VARIABLE, EngineProcess
 from swarm.server.engine.snapshots import Snapshots
 from swarm.server.engine.supervisor import Supervisor, check_model, engine_environment
@@ -103,6 +104,18 @@ async def test_boot_train_stop(tmp_path: Path) -> None:
         await reach(controller, EngineState.ROLLING)
         await supervisor.stop(for_good=True)
         assert journal.stops == 1
+
+
+async def test_an_engine_whose_server_ends_at_once_says_so(tmp_path: Path) -> None:
+    async with engine(tmp_path, "train") as (controller, supervisor):
+        pid = await supervisor.start()
+        await reach(controller, EngineState.ROLLING)
+        [run] = [task for task in asyncio.all_tasks() if task.get_name() == "engine-run"]
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert [start.reason for start in History(tmp_path / "run").all()] == ["the swarm server was shut down"]
+        assert not alive(pid)
 
 
 def sync_code(run_dir: Path) -> Path:
