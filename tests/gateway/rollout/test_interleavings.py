@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from adapters.dialects import SampledAnswer
@@ -20,7 +19,7 @@ from gateway.rollout import group, server
 from gateway.rollout.answering import best
 from gateway.rollout.first import first
 from gateway.rollout.return_policy import ReturnPolicy
-from gateway.rollout.sampling import EpisodeLostError, Sample
+from gateway.rollout.sampling import EpisodeLostError, LiveSample, Sample
 from gateway.rollout.server import ServerReport, Training
 from gateway.stats import Accounted, Stats
 from gateway.types import Decided, Live
@@ -28,6 +27,7 @@ from reward_hooks import Candidate, HookContext, HookRunner, Hooks
 from swarm.client import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.concurrency import Background
 from swarm.errors import HookError, RelayedError, SwarmGatewayError, UpstreamError
+from swarm.evidence.pairs import Pair
 from swarm.types import Notes, Task, WorkflowOutput
 from tests.gateway.rollout.conftest import asking
 
@@ -62,6 +62,9 @@ class World:
     def report(self) -> ServerReport:
         return ServerReport(model="m", num_repeat=SIZE, takes_partial=self.takes_partial)
 
+    def gone_for(self, seconds: float) -> None:
+        """The server answers."""
+
     async def wait_for_job(self, waited: Any) -> ServerReport:
         return self.report
 
@@ -92,13 +95,13 @@ class World:
         return [_sample(group[place].episode_uuid) for place in places]
 
     @asynccontextmanager
-    async def stream(self, episode: EpisodeEndpoint, body: bytes) -> AsyncGenerator[Any]:
+    async def stream(self, episode: EpisodeEndpoint, body: bytes, deadline: float) -> AsyncGenerator[LiveSample]:
         async def chunks() -> AsyncGenerator[dict[str, Any]]:
             yield {"choices": [{"index": 0, "delta": {"content": "a"}}], "model": "m"}
             await self._end_of(episode.episode_uuid)
             yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "model": "m"}
 
-        yield SimpleNamespace(policy_version=1, chunks=chunks)
+        yield LiveSample(1, chunks())
 
     async def _end_of(self, name: str) -> None:
         self.pending[name] = asyncio.get_running_loop().create_future()
@@ -135,6 +138,7 @@ class World:
         seconds: float,
         stats: Stats,
         account: Accounted,
+        pair: Pair | None,
     ) -> None:
         await asyncio.sleep(0)
         self.ends.update(list(outputs))
@@ -156,7 +160,14 @@ steps = st.one_of(
 )
 
 
+def _all_goes_well(kind: str, *, stream: bool) -> example:
+    return example(kind, None, "finish", "cancel", False, 0, stream, 1, [])
+
+
 @settings(max_examples=300)
+@_all_goes_well("best", stream=False)
+@_all_goes_well("first", stream=False)
+@_all_goes_well("first", stream=True)
 @given(
     kind=st.sampled_from(["best", "first"]),
     quorum=st.none() | st.integers(1, SIZE),
@@ -233,6 +244,8 @@ def test_every_episode_has_one_end_and_rewards_are_of_one_call(
     world = asyncio.run(run())
     assert world.ends == dict.fromkeys(world.claimed, 1)
     assert (world.dropped + len(world.submitted)) * SIZE == len(world.claimed), "every group is counted"
+    if not (order or hook_fails or quorum):
+        assert len(world.submitted) == 1, "a group of which all goes well is trained"
     for rewards in world.submitted:
         assert len({int(reward) // 1000 for reward in rewards.values()}) == 1
         assert len(set(rewards.values())) == len(rewards)
