@@ -24,7 +24,7 @@ POLICY_HEADER = "x-swarm-policy"
 WAITS_HEADER = "x-swarm-when-batch-waits"
 _LONGEST_DEADLINE = 3600.0
 #: Python reads no number of more than 4,300 digits
-_QUORUM = re.compile("0*[1-9][0-9]{0,8}")
+_QUORUM = re.compile("(?!0+$)[0-9]{1,9}")
 _TRAINED = {True: "true", False: "false", None: "pending"}
 
 

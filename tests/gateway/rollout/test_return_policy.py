@@ -47,7 +47,7 @@ best;deadline= best; best;odd=1 first;quorum=1 worst
 """
 
 
-@pytest.mark.parametrize("header", ["", f"best;quorum={'1' * 5000}", *NONSENSE.split()])
+@pytest.mark.parametrize("header", ["", f"best;quorum={'1' * 5000}", f"best;quorum={'0' * 5000}1", *NONSENSE.split()])
 def test_a_header_that_means_nothing_is_refused_by_name(header: str) -> None:
     with pytest.raises(RequestError) as failed:
         of(header)
