@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, JsonValue, ValidationError
+from pydantic import Field, ValidationError
 
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.importer import SourceFolder, load_attribute, python_path
@@ -32,12 +32,8 @@ _SHOWN = 500
 class Proposal(Model):
     """What a proposer answers; an answer without ``set`` and ``patch`` says that it has no more, and why."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
     hypothesis: str = Field(default="", max_length=10_000)
-    set: dict[str, JsonValue] = Field(
-        default={}, description="a config delta: fields of the job, verl's keys, settings.NAME"
-    )
+    set: dict[str, Any] = Field(default={}, description="a config delta: fields of the job, verl's keys, settings.NAME")
     patch: str = Field(default="", max_length=1_000_000, description="unified diff as of `git diff`")
     done: str = ""
 
@@ -132,9 +128,13 @@ def _drawn(draw: random.Random, values: list[Any] | Range) -> Any:
 
 def _parsed(answer: object, whose: str) -> Proposal:
     try:
-        return Proposal.model_validate({} if answer is None else answer)
+        proposal = Proposal.model_validate({} if answer is None else answer)
+        json.dumps(proposal.set, allow_nan=False)
     except ValidationError as exc:
         raise ProposerError(describe_validation(exc, whose, Proposal).message) from exc
+    except (TypeError, ValueError) as exc:
+        raise ProposerError(f"{whose}: `set` cannot be written as JSON: {exc}") from exc
+    return proposal
 
 
 def _called(proposer: Function, folder: Path, state: dict[str, Any]) -> Proposal:

@@ -56,8 +56,17 @@ def test_what_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import numpy as np\ndef next_one(state):\n    return {'set': {'lr': np.float32(1e-5)}}\n"
     )
-    with pytest.raises(ProposerError, match=r"set\.lr: input was not a valid JSON value"):
+    with pytest.raises(ProposerError, match="cannot be written as JSON"):
         all_of({"kind": "function", "function": "mine:next_one"}, tmp_path)
+
+
+def test_a_function_may_give_what_python_writes_as_json(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def next_one(state):\n"
+        "    return None if state['experiments'] else {'set': {'settings.weights': (0.9, 0.95)}}\n"
+    )
+    [proposal] = all_of({"kind": "function", "function": "mine:next_one"}, tmp_path)
+    assert json.loads(json.dumps(proposal.set)) == {"settings.weights": [0.9, 0.95]}
 
 
 def test_a_function_gets_the_state(tmp_path: Path) -> None:
