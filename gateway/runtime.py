@@ -179,7 +179,8 @@ def _settings(plan: Plan) -> dict[str, dict[str, Any]]:
         settings = settings_of.setdefault(f"routes.{route.name}.", own) if config.routes else settings_of[""]
         named = {"hooks": route.hooks, "serve.gate.hook": route.gate_hooks}
         settings |= {name: (settings.get(name), hooks.code) for name, hooks in named.items() if hooks is not None}
-        settings["serve.gate.suites"] = [suite.key for suite in route.suites]
+        if route.suites:
+            settings["serve.gate.suites"] = [suite.key for suite in route.suites]
     return settings_of
 
 
