@@ -267,7 +267,7 @@ class DataPlane:
         return answer(error, self.controller.job, owner) if answer else None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EventStreamResponse(Response):
     """A streamed answer, whose status depends on its first chunk.
 
