@@ -96,7 +96,15 @@ def _extract(reader: zipfile.ZipFile, entries: list[zipfile.ZipInfo], into: str)
             content = _content(reader, entry)
             _write(f"{into}/{name}", content, executable)
             manifest[name] = fingerprint(content, executable)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as exc:
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            NotImplementedError,
+            OverflowError,  # of a zip64 entry that lies beyond 63 bits
+            RuntimeError,
+            struct.error,
+        ) as exc:
             raise refusal(f"its contents are damaged: {exc}", name) from exc
         except (FileExistsError, IsADirectoryError, NotADirectoryError) as exc:
             raise refusal("its name occurs twice, or as a file and as a folder", name) from exc

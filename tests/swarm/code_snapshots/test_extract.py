@@ -201,6 +201,16 @@ def test_what_is_no_plain_zip(tmp_path: Path, harm: Callable[[bytes], bytes], sa
     assert said in refused(harm(packed(("good.py", b"print(1)" * 9))), tmp_path).message
 
 
+def test_an_entry_of_zip64_that_lies_nowhere(tmp_path: Path) -> None:
+    for start in (2**40, 2**63 - 1, 2**63, 2**64 - 1):
+        far = struct.pack("<2HQ", 1, 8, start)
+        archive = patched(patched(packed(("far.py", b"")), 42, "<L", 0xFFFFFFFF), 30, "<H", len(far))
+        end = archive.index(b"PK\x05\x06")
+        size = struct.pack("<L", end - archive.index(b"PK\x01\x02") + len(far))
+        archive = archive[:end] + far + archive[end : end + 12] + size + archive[end + 16 :]
+        assert "damaged" in refused(archive, tmp_path).message
+
+
 def test_what_other_tools_build_is_taken(tmp_path: Path) -> None:
     code = tmp_path / "code"
     (code / "pkg").mkdir(parents=True)
