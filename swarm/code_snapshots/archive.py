@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 #: zip's first day; a file's own date would make equal code look different
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _GIT_SECONDS = 60.0
-_SUBMODULE, _EXECUTABLE = "160000", "100755"
+_SUBMODULE, _LINK, _EXECUTABLE = "160000", "120000", "100755"
 _UNTRACKED, _IGNORED = "git does not track it", "git ignores it"
 _NOT_NAMED = "it is none of the named packages"
 #: Name in the archive, path, size, and whether it is executable.
@@ -106,6 +106,9 @@ def _tracked(root: Path) -> tuple[list[str], dict[str, str]]:
     entries = {name: entry for entry, _, name in (line.partition("\t") for line in _listed(root, "--stage"))}
     left_out = {name: "it is a submodule" for name, entry in entries.items() if entry.startswith(_SUBMODULE)}
     left_out |= {name: "it is bytecode" for name in entries if BYTECODE in name.split("/")}
+    links = {name: entry.split(" ")[1] for name, entry in entries.items() if entry.startswith(_LINK)}
+    texts = [name for name, blob in links.items() if _is_text(f"{root}/{name}", blob)]
+    left_out |= dict.fromkeys(texts, "it is a link, of which this checkout has the text alone")
     others = ("--others", "--exclude-standard", "--directory")
     left_out |= dict.fromkeys(_listed(root, *others), _UNTRACKED)
     left_out |= dict.fromkeys(_listed(root, *others, "--ignored"), _IGNORED)
@@ -123,6 +126,14 @@ def _executables(root: Path) -> set[str] | None:
     inside = os.path.realpath(root)
     entries = (line.partition("\t") for line in _listed(root, "--stage"))
     return {os.path.normcase(f"{inside}/{name}") for entry, _, name in entries if entry.startswith(_EXECUTABLE)}
+
+
+def _is_text(path: str, blob: str) -> bool:
+    """Whether git's link ``blob`` lies there as a file that holds the path to another one, as on Windows."""
+    try:
+        return not os.path.islink(path) and blob in _blobs_of(Path(path).read_bytes())
+    except OSError:
+        return False
 
 
 def _blobs_of(content: bytes) -> set[str]:

@@ -142,6 +142,23 @@ def test_where_a_disk_has_no_modes_those_of_git_count(code: Path, tmp_path: Path
     assert sorted(name for name, mark in first.manifest.items() if mark.endswith("x")) == ["pkg/tool.sh", "run"]
 
 
+def test_a_link_that_the_checkout_has_as_a_text_is_not_sent(code: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As on Windows: its content is the path to the file."""
+    for name in ("text.py", "kept.py", "copy.py", "gone.py"):
+        (code / name).symlink_to("agent.py")
+    git(code, "add", ".")
+    git(code, "config", "core.symlinks", "false")
+    for name in ("text.py", "copy.py", "gone.py"):
+        (code / name).unlink()
+    (code / "text.py").write_text("agent.py")
+    # who needs it there puts the file in its place
+    (code / "copy.py").write_text("print(1)")
+    files = packed(code)
+    assert (files.get("text.py"), files["kept.py"], files["copy.py"]) == (None, b"print(1)", b"print(1)")
+    assert "because it is a link, of which this checkout has the text alone: text.py" in caplog.text
+    assert "gone.py" not in caplog.text
+
+
 def test_files_are_found_where_paths_have_backslashes(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of git have slashes, and cases of letters that the disk need not have."""
     path = SimpleNamespace(**{**vars(os.path), "join": ntpath.join, "normcase": ntpath.normcase})
