@@ -268,8 +268,9 @@ class CredentialFile(Generic[C]):
 
     def _write(self, credentials: Sequence[C]) -> None:
         now = datetime.now(UTC)
-        forgotten = [credential for credential in credentials if credential.state(now) != "active"][:-_MOST_DEAD]
-        kept = [credential for credential in credentials if credential not in forgotten]
+        dead = [number for number, credential in enumerate(credentials) if credential.state(now) != "active"]
+        forgotten = {*dead[:-_MOST_DEAD]}
+        kept = [credential for number, credential in enumerate(credentials) if number not in forgotten]
         contents = self._contents.model_validate({f"{self.noun}s": kept})
         # an operator may be root where the server is not
         replace_private(self._target, contents, keeps_owner=True)
