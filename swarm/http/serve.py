@@ -36,7 +36,7 @@ SHUTDOWN_SECONDS = 10
 _OPEN_FILES = 65_536
 #: below the ports that systems give to connections and to servers at port 0, unless somebody has set it otherwise
 _LASTING_PORTS = range(20_000, 29_000)
-_UPGRADE = re.compile(rb"\r\nupgrade:[ \t]*(?:h2c|websocket)[ \t]*(?=\r\n)", re.IGNORECASE)
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,8 @@ class Http11(HttpToolsProtocol):
     ``Upgrade`` in its head, httptools drops a request's body."""
 
     _in_body = False
+    #: the last bytes that came
+    _before = b""
 
     def on_headers_complete(self) -> None:
         self._in_body = True
@@ -134,9 +136,12 @@ class Http11(HttpToolsProtocol):
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        if not self._in_body and b"pgrade:" in data:
-            head, end, rest = data.partition(b"\r\n\r\n")
-            data = _UPGRADE.sub(b"", head + end) + rest
+        if not self._in_body and (b"pgrade:" in data or b"PGRADE:" in data):
+            # the blank line that ends a head may have begun earlier: what follows it is a body, and stays as it is
+            blank = (self._before + data).find(b"\r\n\r\n")
+            end = len(data) if blank < 0 else blank + 4 - len(self._before)
+            data = _UPGRADE.sub(b"", data[:end]) + data[end:]
+        self._before = (self._before + data[-3:])[-3:]
         super().data_received(data)
 
 

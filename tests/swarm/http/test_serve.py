@@ -118,15 +118,27 @@ def test_who_wants_a_websocket_is_told_at_once_to_use_http(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("upgrade", [b"Upgrade: h2c", b"UPGRADE: H2C", b"upgrade:h2c, websocket"])
 @pytest.mark.parametrize(
     "body", [b"content-length: 2\r\n\r\n{}", b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
 )
-async def test_who_offers_http_2_is_answered_in_http_1(caplog: pytest.LogCaptureFixture, body: bytes) -> None:
+async def test_who_offers_http_2_is_answered_in_http_1(
+    caplog: pytest.LogCaptureFixture, body: bytes, upgrade: bytes
+) -> None:
     """Java's client does with each request, unless it is told not to."""
-    offer = b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
+    offer = b"connection: Upgrade, HTTP2-Settings\r\n" + upgrade + b"\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
     answer = await _answer_to(b"POST /v1/responses", offer + body)
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"\r\n\r\n{}")
     assert not caplog.records
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("cut", range(3))
+async def test_a_head_that_comes_in_parts_ends_where_its_body_begins(cut: int) -> None:
+    body = b"a log\r\nUpgrade: websocket\r\n\r\n"
+    head = b"content-length: %d\r\n" % len(body)
+    answer = await _answer_to(b"POST /v1/responses", head + b"\r\n"[:cut], b"\r\n"[cut:] + body)
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(body)
 
 
 @pytest.mark.anyio
@@ -155,8 +167,8 @@ async def test_a_body_that_comes_behind_its_answer_stays_as_it_is() -> None:
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"/second")
 
 
-async def _answer_to(line: bytes, rest: bytes) -> bytes:
-    """The answer to a request, which is its body."""
+async def _answer_to(line: bytes, *parts: bytes) -> bytes:
+    """The answer to a request, which comes in these parts: its body."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -172,7 +184,9 @@ async def _answer_to(line: bytes, rest: bytes) -> bytes:
         server = uvicorn.Server(uvicorn_config(checked, shutdown_seconds=1, log_level="warning"))
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
-        writer.write(line + b" HTTP/1.1\r\nhost: localhost\r\n" + rest)
+        for part in (line + b" HTTP/1.1\r\nhost: localhost\r\n" + parts[0], *parts[1:]):
+            writer.write(part)
+            await asyncio.sleep(0.05)
         async with asyncio.timeout(10):
             answer = await reader.read()
         writer.close()
