@@ -312,8 +312,8 @@ def apply_overrides(config: DictConfig, overrides: Mapping[str, Any]) -> None:
     """
     for name, value in overrides.items():
         key = name.lstrip("+")
-        if "[" in key:
-            # OmegaConf takes a[b] for a.b; those who read a job's overrides do not
+        if "[" in key or key.startswith("."):
+            # OmegaConf takes a[b] and .a.b for a.b; those who read a job's overrides do not
             raise ConfigError(f"overrides: {name}: write its parts with dots, as in a.b", param=name)
         parent, _, last = key.rpartition(".")
         try:

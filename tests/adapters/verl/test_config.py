@@ -239,6 +239,7 @@ def test_overrides_win(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         ({"+trainer[save_freq]": 99}, r"trainer\[save_freq\]: write its parts with dots"),
+        ({".trainer.save_freq": 99}, r"\.trainer\.save_freq: write its parts with dots"),
         ({"actor_rollout_ref.actor.clip_ration": 0.3}, r"no key 'actor_rollout_ref\.actor\.clip_ration'; did you mean"),
         ({"nonsense": 1}, "no key 'nonsense'"),
         ({"trainer.nnodes.more": 1}, "no key 'trainer.nnodes.more'"),
