@@ -184,11 +184,14 @@ class ResponseStream(EventStream):
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
         self._unfolding = Unfolding()
+        self._head: Mapping[str, Any] = {}
         self._count = 0
         #: the whole response, once the stream has ended
         self.response: dict[str, Any] = {}
 
     def take(self, chunk: Mapping[str, Any]) -> bytes:
+        # the first chunk need not have a choice
+        self._head = self._head or chunk
         steps = self._unfolding.take(chunk)
         return self._encoded([event for step in steps for event in self._events(step)])
 
@@ -209,7 +212,7 @@ class ResponseStream(EventStream):
 
     @cached_property
     def _items(self) -> ResponseItems:
-        return ResponseItems(self._data, self._unfolding.head)
+        return ResponseItems(self._data, self._head)
 
     def _encoded(self, events: list[Event]) -> bytes:
         """``events``, after the first ones unless these went out already; SDKs accept no others before them."""

@@ -520,6 +520,15 @@ def test_any_stream_says_the_plain_response(
     assert [event["sequence_number"] for event in [*events, last]] == list(range(len(events) + 1))
 
 
+def test_a_stream_has_the_id_of_its_first_chunk_also_where_that_has_no_choice() -> None:
+    stream = DIALECT.stream({})
+    created, *_ = sent(stream.take({**HEAD, "choices": [], "prompt_filter_results": []}))
+    plain = DIALECT.answer({}, completion({"role": "assistant", "content": "a"}, "stop"))
+    assert [created["response"][name] for name in ("id", "created_at", "model")] == [
+        plain[name] for name in ("id", "created_at", "model")
+    ]
+
+
 def test_a_stream_that_fails_says_so() -> None:
     stream = DIALECT.stream({})
     stream.take({**HEAD, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]})
