@@ -365,6 +365,9 @@ def error_response(exc: SwarmGatewayError, content: bytes | None = None) -> Resp
         headers["retry-after"] = str(max(1, math.ceil(exc.retry_after)))
     if isinstance(exc, MethodError):
         headers["allow"] = exc.allow
+    if exc.status == 426:
+        # a refusal of this kind says what is spoken (RFC 9110, 15.5.22)
+        headers["upgrade"] = "HTTP/1.1"
     if content is None:
         return JSONResponse(exc.body(), status_code=exc.status, headers=headers)
     return Response(content, exc.status, headers, media_type="application/json")

@@ -113,6 +113,7 @@ def test_who_wants_a_websocket_is_told_at_once_to_use_http(
         answer = runner.run(_answer_to(b"GET /v1/responses", WEBSOCKET))
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 426 ") and b"content-length: %d" % len(body) in head
+    assert b"\r\nupgrade: HTTP/1.1\r\n" in head
     assert json.loads(body)["error"]["code"] == "no_websockets"
     assert not caplog.records
 
