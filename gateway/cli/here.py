@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:10086"
 #: How deep below a folder its run folders may lie: ``opencode_build_NAME/runs/NAME``.
 _DEPTH = 3
+_NOT_RUNS = frozenset({"node_modules", "__pycache__", "checkpoints", "logs"})
 
 
 def runs_of(file: Path | None = None) -> list[RunFile]:
@@ -38,19 +39,30 @@ def runs_of(file: Path | None = None) -> list[RunFile]:
 
 def _folders(file: Path | None) -> Iterator[Path]:
     from gateway.cli.parts import run_dirs
-    from gateway.launch.run_folder import RUN_FILE
 
     if file is not None:
         for folder in run_dirs(file):
             yield from (folder, folder / "quick")
         return
-    for depth in range(_DEPTH + 1):
-        yield from (run_file.parent for run_file in Path.cwd().glob("[!.]*/" * depth + RUN_FILE))
+    yield from _below(Path.cwd(), _DEPTH)
     for path in sorted(Path.cwd().glob("*.y*ml")):
         try:
             yield from run_dirs(path)
         except ConfigError:
             continue  # the command has not named it
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    yield folder
+    if depth == 0:
+        return
+    try:
+        inside = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for entry in inside:
+        if not entry.name.startswith(".") and entry.name not in _NOT_RUNS:
+            yield from _below(Path(entry.path), depth - 1)
 
 
 def only_server(option: str = "--swarm-url") -> tuple[RunFile, RunServer] | None:

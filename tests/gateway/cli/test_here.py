@@ -73,6 +73,27 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_links_and_what_cannot_be_read_are_passed_over_on_the_way_to_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("runs/default", "gone/a", "node_modules/package", ".git/objects"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("/")
+    looked: list[str] = []
+    scandir = os.scandir
+
+    def disk(path: Path) -> Any:
+        if path == tmp_path / "gone":
+            raise FileNotFoundError(2, "removed meanwhile, or on a disk that is away")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", disk)
+    monkeypatch.setattr(run_folder, "living_run", lambda folder: looked.append(str(folder.relative_to(tmp_path))))
+    monkeypatch.chdir(tmp_path)
+    assert runs_of() == []
+    assert sorted(looked) == [".", "gone", "runs", "runs/default"]
+
+
 def while_up(project: Path, act: Callable[[str], None]) -> None:
     """Run ``up my.yaml``; once it is ready, ``act`` with the gateway's address; then stop it."""
     gateway = ""
