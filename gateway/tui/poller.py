@@ -70,7 +70,7 @@ class MonitorLog:
 
     def __init__(self) -> None:
         self._lines: deque[LogEntry] = deque(maxlen=_LOG_LINES)
-        self._pushed: list[LogEntry] = []
+        self._pushed = set[tuple[float, str, str]]()
 
     @property
     def lines(self) -> list[LogEntry]:
@@ -83,10 +83,11 @@ class MonitorLog:
 
     def add(self, entries: Iterable[LogEntry]) -> None:
         """Keep the pushed lines of a status, each once."""
-        pushed = [entry.model_copy(update={"tag": entry.tag or "log"}) for entry in entries]
+        tagged = [entry.model_copy(update={"tag": entry.tag or "log"}) for entry in entries]
+        pushed = {(entry.timestamp, entry.tag, entry.message): entry for entry in tagged}
         # the server never repeats a line that it dropped
-        self._lines.extend(entry for entry in pushed if entry not in self._pushed)
-        self._pushed = pushed
+        self._lines.extend(entry for line, entry in pushed.items() if line not in self._pushed)
+        self._pushed = set(pushed)
 
 
 class Poller(ABC, Generic[StatusT]):
