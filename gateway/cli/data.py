@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from gateway.cli.output import confirm_deletion, tell
 from gateway.cli.target import AsJson, ServerTarget, targeted
+from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.subjects import DataReport, Subject
@@ -66,11 +68,16 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write all episodes of it that are over, as `swarm-gateway swarm export` does; only you may read the file."""
-    from swarm.files import replace_file
-
     with target.connect() as client:
         rows = client.data_export(target.subject)
-    replace_file(out, rows)
+    try:
+        # in place: it may be a link, or /dev/stdout
+        with open(out, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            # an existing file may be readable by others
+            out.chmod(0o600)
+            file.write(rows)
+    except OSError as exc:
+        raise ConfigError(f"cannot write {out}: {exc.strerror or exc}") from exc
     count = rows.count(b"\n")
     tell(as_json, {"path": str(out), "rows": count}, f"{out}: {count} episodes")
 

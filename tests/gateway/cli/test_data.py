@@ -28,6 +28,10 @@ def test_an_export_is_for_its_owner_alone_also_where_the_file_was_there(
     done = CliRunner().invoke(app, ["data", "export", "--key", "hers", "--out", str(out), *SERVER])
     assert done.exit_code == 0, done.output
     assert (stat.S_IMODE(out.stat().st_mode), out.read_text()) == (0o600, '{"key": "hers"}\n')
+    link = tmp_path / "stdout"
+    link.symlink_to(out)
+    done = CliRunner().invoke(app, ["data", "export", "--key", "his", "--out", str(link), *SERVER])
+    assert done.exit_code == 0 and link.is_symlink() and out.read_text() == '{"key": "his"}\n', "as /dev/stdout is one"
 
 
 def test_a_report_says_what_it_cannot_know(monkeypatch: pytest.MonkeyPatch) -> None:
