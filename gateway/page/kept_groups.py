@@ -26,7 +26,7 @@ from swarm.types import Notes
 _ROW_TEXT, MOST_TEXT = 200, 64 * 1024
 #: What only the whole of a group has.
 _IN_WHOLE = ("prompt", "tools", "session", "signals")
-#: Bytes of a group beside what the page shows of it.
+#: Bytes of a group beside its texts.
 _OVERHEAD = 2000
 
 
@@ -245,7 +245,10 @@ class KeptGroups(GroupWatcher):
         """Weigh a group that has changed, and pass it on; the oldest groups leave."""
         if self._groups.get(kept.id) is not kept:
             return
-        size = _OVERHEAD + len(encode(kept.whole()))
+        size = _OVERHEAD + len(encode(kept.prompt)) + len(encode(kept.picks))
+        for answer in kept.answers.values():
+            size += _OVERHEAD // 4 + len(str(answer.tool_calls)) + len(str(answer.components))
+            size += len(answer.text) + len(answer.reasoning) + len(answer.reason)
         self.bytes += size - kept.size
         kept.size = size
         while self.bytes > self._max_bytes and len(self._groups) > 1:
