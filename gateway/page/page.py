@@ -143,7 +143,8 @@ class WebPage:
         return {**me, "keyless": self._keys.open, "routes": [route.name for route in planned if opens(route.name)]}
 
     async def _list(self, request: Request, visitor: Visitor) -> Any:
-        query = _validated(GroupQuery.model_validate, dict(request.query_params), "the query")
+        wanted = {name: value for name, value in request.query_params.items() if value}
+        query = _validated(GroupQuery.model_validate, wanted, "the query")
         if query.view not in VIEWS:
             raise RequestError(f"there is no view {query.view[:40]!r}; use one of {', '.join(VIEWS)}", param="view")
         await self._keys.audit_read(visitor.name, "groups read")

@@ -213,6 +213,12 @@ async def test_secrets_are_removed(site: Site, swarm: Swarm) -> None:
     assert secret not in json.dumps(row) + whole and "[removed]" in whole
 
 
+async def test_what_a_query_leaves_empty_fits_each_group(site: Site) -> None:
+    await site.ask()
+    visitor = await site.visit("look")
+    assert len(await visitor.groups(view="", words="", route="", key="", policy="", limit="")) == 1
+
+
 @pytest.mark.parametrize("query", ["view=x", "policy=-1", "policy=%C2%B2", "limit=a"])
 async def test_a_wrong_query_is_400(site: Site, query: str) -> None:
     visitor = await site.visit("look")
