@@ -60,7 +60,8 @@ def make_judge(settings: Mapping[str, Any], client: JudgeClient | None = None, *
     kind = str(settings.get("kind"))
     if kind not in _KINDS:
         raise ConfigError(f"{where}: kind is {kind!r}; use {', '.join(_KINDS)}")
-    return _KINDS[kind](client, where, **settings)
+    # YAML has keys of other types, which are unknown ones
+    return _KINDS[kind](client, where, **{str(name): value for name, value in settings.items()})
 
 
 def load_judge(path: str | Path, client: JudgeClient | None = None) -> Judge:

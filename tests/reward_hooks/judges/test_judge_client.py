@@ -324,11 +324,12 @@ async def test_hooks_without_async_may_each_ask_one_judge_in_an_event_loop_of_th
         ({"kind": "oracle"}, "oracle"),
         ({"kind": "listwise", "endpoint": {"base_url": "x"}}, "base_url"),
         ({"kind": "listwise", "endpoint": {"base_url": "http://x"}, "rubrik": "r"}, "rubrik"),
+        ({"kind": "listwise", "endpoint": {"base_url": "http://x"}, True: "on"}, "unknown key 'True'"),
         ({"kind": "listwise", "endpoint": {"base_url": "http://x", "max_cost": 1}}, "max_cost needs"),
         ({"kind": "score_model", "endpoint": {"base_url": "http://x"}, "api": "json"}, "needs body and path"),
     ],
 )
-def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
+def test_wrong_settings_are_named(settings: dict[Any, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_judge(settings)
 
