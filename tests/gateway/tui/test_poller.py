@@ -171,7 +171,7 @@ def test_what_is_known_is_what_the_server_has(growths: list[int]) -> None:
 def test_a_pushed_line_is_kept_once_and_longer_than_by_the_server() -> None:
     log = MonitorLog()
     one, two = LogEntry(timestamp=1.0, message="one"), LogEntry(timestamp=3.0, tag="vllm", message="two")
-    for entries in ([one], [one, two], [two], []):
+    for entries in ([one, one], [one, two], [two], []):
         log.add(entries)
     log.note("a step of now")
     assert [(line.tag, line.message) for line in log.lines] == [("log", "one"), ("vllm", "two"), ("", "a step of now")]
