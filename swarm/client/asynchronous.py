@@ -147,6 +147,7 @@ class AsyncSwarmClient:
         throttle_policy: Throttle | None = None,
         *,
         max_episode_seconds: float | None = None,
+        idempotency_key: str | None = None,
     ) -> tuple[str, EpisodeEndpoint]:
         """Claim an episode, waiting while none is free or the weights are being synced.
 
@@ -155,6 +156,7 @@ class AsyncSwarmClient:
             episode_type: ``"eval"`` episodes are never trained on.
             throttle_policy: this client's share of each batch; a :class:`ThrottleSchedule` follows the training step.
             max_episode_seconds: wall clock from claim to end; default eight times ``discard_episode_timeout``.
+            idempotency_key: to get the episode of an earlier claim again; default a fresh one.
 
         Returns:
             The episode's uuid and where it samples (``base_url``, ``api_key``, ``episode_uuid``).
@@ -163,7 +165,7 @@ class AsyncSwarmClient:
             UnavailableError: no server, an engine that is OFFLINE, or nothing free within ``begin_timeout``.
         """
         timeouts = (discard_episode_timeout, max_episode_seconds)
-        wanted = Claim(None, self._begin_timeout, episode_type, *timeouts, throttle_policy)
+        wanted = Claim(None, self._begin_timeout, episode_type, *timeouts, throttle_policy, idempotency_key)
         [endpoint] = await self._claim(wanted)
         return endpoint.episode_uuid, endpoint
 
@@ -202,6 +204,7 @@ class AsyncSwarmClient:
         discard_episode_timeout: float = 240.0,
         max_episode_seconds: float | None = None,
         throttle_policy: Throttle | None = None,
+        idempotency_key: str | None = None,
         unless_batch_waits: bool = False,
     ) -> EpisodeGroup:
         """Claim ``count`` episodes at once or none, waiting up to ``wait_seconds`` (``None``: ``begin_timeout``).
@@ -217,8 +220,9 @@ class AsyncSwarmClient:
             RequestError: the server refuses the request itself (wrong token, count above its slots).
         """
         timeouts = (discard_episode_timeout, max_episode_seconds)
+        rest = (throttle_policy, idempotency_key, unless_batch_waits)
         within = self._begin_timeout if wait_seconds is None else wait_seconds
-        return await self._claim(Claim(count, within, episode_type, *timeouts, throttle_policy, unless_batch_waits))
+        return await self._claim(Claim(count, within, episode_type, *timeouts, *rest))
 
     async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises

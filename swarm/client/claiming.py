@@ -152,7 +152,11 @@ def as_policy(throttle: Throttle | None, task_id: str | None = None) -> SwarmThr
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of ``count`` episodes at once, or of one by ``/claim_episode`` if it is ``None``; times in seconds."""
+    """A claim of ``count`` episodes at once, or of one by ``/claim_episode`` if it is ``None``.
+
+    Times are in seconds. A claim with the ``idempotency_key`` of an earlier one, after a crash say, gets the episodes
+    of that one.
+    """
 
     count: int | None
     wait_seconds: float
@@ -160,6 +164,7 @@ class Claim:
     discard_episode_timeout: float
     max_episode_seconds: float | None = None
     throttle: Throttle | None = None
+    idempotency_key: str | None = None
     unless_batch_waits: bool = False
 
 
@@ -246,7 +251,7 @@ class Claimer:
         """
         calls = self._calls
         deadline = monotonic() + wanted.wait_seconds
-        key = uuid.uuid4().hex
+        key = wanted.idempotency_key or uuid.uuid4().hex
         throttle = as_policy(wanted.throttle)
         offline_since: float | None = None
         early = 0
@@ -256,7 +261,7 @@ class Claimer:
                 policy = policy.at((await calls.perform(wire.ENGINE_STATUS, deadline=deadline)).global_step)
             began = monotonic()
             poll = min(LONG_POLL, max(0.0, deadline - began))
-            answer = await self._poll(_call(calls.client_uuid, wanted, poll, policy, key), deadline, key)
+            answer = await self._poll(_call(calls.client_uuid, wanted, poll, policy, key), wanted, deadline, key)
             if answer.success:
                 self._waits_for = ""
                 return wire.episodes_of(answer, calls.server_url)
@@ -276,7 +281,7 @@ class Claimer:
             early = early + 1 if now - began < poll / 2 else 0
             await calls.pause_between_polls(early, deadline - now)
 
-    async def _poll(self, call: wire.Call[ClaimAnswer], deadline: float, key: str) -> ClaimAnswer:
+    async def _poll(self, call: wire.Call[ClaimAnswer], wanted: Claim, deadline: float, key: str) -> ClaimAnswer:
         """One poll. It goes on in the background when the caller is cancelled: the server may be granting just now."""
         calls = self._calls
         abandoned = False
@@ -295,22 +300,24 @@ class Claimer:
             answer = await waiting
         except asyncio.CancelledError:
             abandoned = True
-            polling.add_done_callback(self._hand_back)
-            if not polling.done():
-                self._background.start(calls.release(withdraw))
+            if wanted.idempotency_key is None:
+                polling.add_done_callback(self._hand_back)
+                if not polling.done():
+                    self._background.start(calls.release(withdraw))
             task = asyncio.current_task()
             if calls.closing and task is not None and not task.cancelling():
                 raise StateError("this client is closed") from None
             raise
         except UnavailableError as exc:
-            if not isinstance(exc, UnsentError):
+            if wanted.idempotency_key is None and not isinstance(exc, UnsentError):
                 # it may have been granted, and nobody will repeat the claim
                 self._background.start(calls.release(withdraw))
             raise
         finally:
             self._waiting.discard(waiting)
         if calls.closing:
-            self._hand_back(polling)
+            if wanted.idempotency_key is None:
+                self._hand_back(polling)
             raise StateError("this client is closed")
         return answer
 

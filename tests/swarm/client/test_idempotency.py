@@ -28,6 +28,15 @@ def test_all_polls_of_one_claim_carry_one_key(server: ScriptedServer, client: Sw
     assert second not in first
 
 
+def test_a_claim_may_be_repeated_under_its_own_key(server: ScriptedServer, client: SwarmClient) -> None:
+    server.script("/claim_episode", claimed())
+    server.script("/claim_group", {"success": True, "client_uuid": "me", "episodes": []})
+    client.begin_episode(idempotency_key="mine")
+    client.claim_group(2, idempotency_key="mine too")
+    assert keys(server, "/claim_episode") == ["mine"]
+    assert keys(server, "/claim_group") == ["mine too"]
+
+
 def test_an_end_has_the_key_of_what_it_says(server: ScriptedServer, client: SwarmClient) -> None:
     server.script("/end_episode", DROP, {"success": True})
     client.end_episode(TASK, "e1", OUTPUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from swarm.errors import RequestError, UnavailableError
 from tests.ports import free_ports
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
-from tests.swarm.client.test_asynchronous import until
+from tests.swarm.client.test_asynchronous import group, until
 
 ONCE = RetryPolicy(attempts=1, base=0.002, cap=0.01)
 
@@ -65,8 +66,11 @@ def test_what_the_server_refuses_is_not_said_again(
 def test_a_claim_that_may_have_been_granted_is_withdrawn(server: ScriptedServer) -> None:
     server.script("/withdraw_claim", {"success": True})
     server.script("/claim_group", DROP)
-    with SwarmClient(server.url, client_uuid="me", policy=ONCE) as client, pytest.raises(UnavailableError):
-        client.claim_group(2, 1.0)
+    with SwarmClient(server.url, client_uuid="me", policy=ONCE) as client:
+        with pytest.raises(UnavailableError):
+            client.claim_group(2, 1.0)
+        with pytest.raises(UnavailableError):
+            client.claim_group(2, 1.0, idempotency_key="mine, to be asked for again")
     lost = server.bodies("/claim_group")[0]["idempotency_key"]
     assert [body["idempotency_key"] for body in server.bodies("/withdraw_claim")] == [lost]
 
@@ -75,3 +79,19 @@ def test_a_closed_client_aborts_without_a_word(server: ScriptedServer, client: S
     client.close()
     client.abort(["a", "b"])
     assert server.requests == []
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_claim_under_its_callers_key_can_be_asked_for_again(server: ScriptedServer) -> None:
+    held = threading.Event()
+    server.script("/claim_group", Answer(group("a"), wait=held))
+    async with AsyncSwarmClient(server.url, client_uuid="me", policy=QUICK) as client:
+        caller = asyncio.ensure_future(client.claim_group(1, 5.0, idempotency_key="mine"))
+        await until(lambda: len(server.requests) == 1)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        held.set()
+        again = await client.claim_group(1, 5.0, idempotency_key="mine")
+    assert [one.episode_uuid for one in again] == ["a"]
+    assert {one.path for one in server.requests} == {"/claim_group"}
