@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,11 +32,11 @@ from swarm.types import Notes, Task, WorkflowOutput
 from tests.gateway.rollout.conftest import asking
 
 SIZE = 4
-#: What a sample comes to.
-ERRORS: dict[str, SwarmGatewayError] = {
-    "fails": UpstreamError("failed"),
-    "lost": EpisodeLostError("lost", retry_after=0.001),
-    "refused": RelayedError(400, {"message": "no"}),
+#: What a sample comes to; made anew each time, because an error keeps the frames that it went through.
+ERRORS: dict[str, Callable[[], SwarmGatewayError]] = {
+    "fails": lambda: UpstreamError("failed"),
+    "lost": lambda: EpisodeLostError("lost", retry_after=0.001),
+    "refused": lambda: RelayedError(400, {"message": "no"}),
 }
 
 
@@ -118,7 +118,7 @@ class World:
         if how == "ok":
             future.set_result(None)
         else:
-            future.set_exception(ERRORS[how])
+            future.set_exception(ERRORS[how]())
 
     # -- hook and submission
 
