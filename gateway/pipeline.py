@@ -103,7 +103,8 @@ class Pipeline:
             if masks or not route.plain:
                 incoming.left_out.add(incoming.call.left_out)
                 # a plain upstream may have sealed and signed it itself; others refuse what was sealed or signed here
-                incoming = replace(incoming, raw=incoming.left_out.dialect.foreign(incoming.raw))
+                if (foreign := incoming.left_out.dialect.foreign(incoming.raw)) is not incoming.raw:
+                    incoming = replace(incoming, raw=foreign)
             if masks:
                 incoming = _masked(incoming)
             outcome = await self.retries.run(

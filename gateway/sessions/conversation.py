@@ -1,5 +1,5 @@
-"""Conversations: their delivered turns, which form a tree where the user went back, who may go on with them, and what
-whoever watches is shown of their groups.
+"""Conversations: a conversation has the turns that were delivered, which form a tree where the user went back, and its
+holders, who may go on with it. A watcher is shown the groups of a conversation.
 
 Invariant: feedback after a group's submission stays visible to hooks of later requests, and never trains. Only groups
 whose texts may be kept are shown; a watcher holds nothing up and changes nothing by watching.

@@ -1,4 +1,4 @@
-"""The conversations that are remembered, and a new request's position in one, which digests of what messages mean tell.
+"""The conversations that are remembered. Digests of what messages mean tell a new request's position in one.
 
 Invariant: two conversations have one digest exactly when their messages, but for instructions and reasoning, mean the
 same (:func:`adapters.dialects.chat.meaning_of`). A conversation belongs to one caller and one route, and a caller finds
