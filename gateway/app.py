@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
 from adapters.dialects import DIALECTS
@@ -143,19 +143,13 @@ def _routes() -> list[BaseRoute]:
         JsonRoute("/v1/models", status.list_models, security=_KEY, refusals=not_known),
         JsonRoute("/v1/models/{name:path}", status.get_model, security=_KEY, refusals=not_known),
         JsonRoute("/v1/feedback", give_feedback, methods=["POST"], security=_KEY),
-        JsonRoute(
-            "/v1/sessions/{id:path}/end",
-            end_session,
-            methods=["POST"],
-            security=_KEY,
-            extra={"requestBody": {"required": False}},
-        ),
+        JsonRoute("/v1/sessions/{id:path}/end", end_session, methods=["POST"], security=_KEY),
         JsonRoute("/v1/sessions/{id:path}", tell_session, security=_KEY),
         Route("/health", status.health),
-        *(JsonRoute("/ping", status.ping, methods=[method], response_class=Response) for method in ("GET", "POST")),
+        *(JsonRoute("/ping", status.ping, methods=[method]) for method in ("GET", "POST")),
         JsonRoute("/version", status.version, security=_KEY),
         JsonRoute("/status", status.status, security=_KEY),
-        JsonRoute("/metrics", status.metrics, security=_KEY, response_class=PlainTextResponse),
+        JsonRoute("/metrics", status.metrics, security=_KEY, media_types=["text/plain"]),
         JsonRoute("/admin/reload", status.reload, methods=["POST"], security=_KEY),
         *admin.routes(),
     ]

@@ -14,6 +14,8 @@ from swarm.types import Model
 
 #: Bins of a histogram of rewards.
 BINS = 10
+#: Groups that are read at once.
+MAX_GROUPS = 200
 
 
 class SampledText(Model):
@@ -96,15 +98,16 @@ class JudgedGroups(Model):
 
 
 class Wanted(Model):
-    """Which groups: all of what is given must hold. ``words`` are in any of its texts, ``route`` is its route's name or
-    its client's, ``reason`` is part of a reason or of why it was dropped; some answer's reward is between the bounds.
-    """
+    """Which groups, and how many of them: all of what is given must hold."""
 
-    words: str = ""
-    route: str = ""
-    reason: str = ""
-    at_least: float | None = None
-    at_most: float | None = None
+    group: str = Field(default="", max_length=128, description="only the one whose id begins so")
+    words: str = Field(default="", max_length=500, description="in any of its texts")
+    route: str = Field(default="", max_length=500, description="name of its route or client")
+    reason: str = Field(default="", max_length=500, description="part of a reason, or of why it was dropped")
+    at_least: float | None = Field(default=None, description="some answer's reward")
+    at_most: float | None = Field(default=None, description="some answer's reward")
+    limit: int = Field(default=20, ge=1, le=MAX_GROUPS)
+    tokens: bool = Field(default=False, description="with the token ids")
 
     def fits(self, group: JudgedGroup, texts: Sequence[str] = ()) -> bool:
         """Whether ``group`` is among them; ``texts`` are its prompts and answers, where they can be read."""

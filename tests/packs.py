@@ -39,7 +39,7 @@ WHOLE = (
 #: For one command.
 SECONDS = 600.0
 #: Other people's modules that take long to import: imported once, by the process that all tries are forked from.
-_PRELOADED = ("aiohttp", "fastapi", "numpy", "prometheus_client", "rich.text", "textual.app", "typer", "uvicorn", "zmq")
+_PRELOADED = ("aiohttp", "numpy", "prometheus_client", "rich.text", "textual.app", "typer", "uvicorn", "zmq")
 
 
 @dataclass(frozen=True)

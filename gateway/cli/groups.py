@@ -63,8 +63,8 @@ def list_groups(
     from swarm.judged_groups import Wanted
     from swarm.judged_groups import as_json as plain
 
-    wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most)
-    groups = _fitting(wanted, limit, swarm_url, token, run_dir, tokenizer)
+    wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most, limit=limit)
+    groups = _fitting(wanted, swarm_url, token, run_dir, tokenizer)
     table, histogram = groups_table(groups.groups, time.time()), rewards_table(groups.rewards)
     lines = text_lines(table, limit) if table.rows else [table.note]
     if histogram.rows:
@@ -86,9 +86,10 @@ def show_group(
     """The answers of one group, side by side with what became of each, and their texts where they can be read."""
     from gateway.views.format import printable, short, text_lines
     from gateway.views.groups_view import answers_table, facts
+    from swarm.judged_groups import Wanted
     from swarm.judged_groups import as_json as plain
 
-    judged = _read(swarm_url, token, run_dir, {"group": group, "limit": 2, "tokens": True})
+    judged = _read(swarm_url, token, run_dir, Wanted(group=group, limit=2, tokens=True))
     if len(judged.groups) != 1:
         many = "several groups begin" if judged.groups else "none of the latest groups begins"
         raise ConfigError(f"{many} with {group!r}; `swarm-gateway groups list` names them")
@@ -157,13 +158,15 @@ def logged_texts(group: JudgedGroup, log: Path | None) -> Texts:
 
 
 def _fitting(
-    wanted: Wanted, limit: int, swarm_url: str | None, token: str | None, run_dir: Path | None, tokenizer: str | None
+    wanted: Wanted, swarm_url: str | None, token: str | None, run_dir: Path | None, tokenizer: str | None
 ) -> JudgedGroups:
-    query: dict[str, Any] = wanted.model_dump(exclude_none=True) | {"limit": limit}
     if not wanted.words:
-        return _read(swarm_url, token, run_dir, query)
+        return _read(swarm_url, token, run_dir, wanted)
+    from swarm.judged_groups import MAX_GROUPS
+
     # words may be in the texts, which only a tokenizer can read
-    everything = _read(swarm_url, token, run_dir, query | {"words": "", "limit": 200, "tokens": True})
+    more = wanted.model_copy(update={"words": "", "limit": MAX_GROUPS, "tokens": True})
+    everything = _read(swarm_url, token, run_dir, more)
     decode = _decoder(tokenizer, everything.model)
     fitting: list[JudgedGroup] = []
     for group in everything.groups:
@@ -172,26 +175,21 @@ def _fitting(
             fitting.append(group)
     without = [
         judged.model_copy(update={"answers": [a.model_copy(update={"timelines": []}) for a in judged.answers]})
-        for judged in fitting[:limit]
+        for judged in fitting[: wanted.limit]
     ]
     return everything.model_copy(update={"groups": without})
 
 
-def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, query: dict[str, Any]) -> JudgedGroups:
+def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, wanted: Wanted) -> JudgedGroups:
     if run_dir is not None and swarm_url is not None:
         raise ConfigError("name a run folder or the address of a server, not both")
     if run_dir is None and swarm_url is None and only_server() is None and (DEFAULT_RUN / "journal.db").is_file():
         run_dir = DEFAULT_RUN
     if run_dir is None:
         with connect(swarm_url, token) as client:
-            return client.judged_groups(**query)
-    from swarm.judged_groups import Wanted
-
+            return client.judged_groups(**wanted.model_dump(exclude_defaults=True))
     journal = run_dir / "journal.db"
-    names = Wanted.model_fields
-    wanted = Wanted(**{name: value for name, value in query.items() if name in names})
-    rest = {"group_id": query.get("group", ""), "limit": query["limit"], "tokens": query.get("tokens", False)}
-    judged: JudgedGroups = load_attribute("swarm.server.journal.browse:judged_groups")(journal, wanted, **rest)
+    judged: JudgedGroups = load_attribute("swarm.server.journal.browse:judged_groups")(journal, wanted)
     try:
         model: str = load_attribute("swarm.server.journal.group_lines:model_of")(journal)
     except ConfigError:  # of several runs

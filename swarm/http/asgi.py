@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, cast
 
 import orjson
-from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -201,7 +200,7 @@ class ErrorMiddleware:
                 # clients that try a WebSocket first (Codex) ask by HTTP at once upon a 426
                 raise RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets", status=426)
             await self.app(scope, exchange.receive, exchange.send)
-        except (SwarmGatewayError, HTTPException, RequestValidationError, ClientDisconnect, ClientGoneError) as exc:
+        except (SwarmGatewayError, HTTPException, ClientDisconnect, ClientGoneError) as exc:
             if exchange.begun:
                 raise
             await self._response(Request(scope), exc)(scope, exchange.receive, exchange.send)
@@ -217,10 +216,6 @@ class ErrorMiddleware:
                 return error_response(exc)
             case HTTPException():
                 return self._on_http_exception(request, exc)
-            case RequestValidationError():
-                first = exc.errors()[0]
-                param = ".".join(str(part) for part in first["loc"][1:])
-                return error_response(RequestError(f"{request.url.path}: {param}: {first['msg']}", param=param))
             case _:
                 # the caller left; nobody reads the response
                 return Response(status_code=_CALLER_GONE)

@@ -1,4 +1,4 @@
-"""FastAPI routes as both servers use them, and the OpenAPI document made from them.
+"""Routes that take and return wire models, as both servers use them, and the OpenAPI document made from them.
 
 Invariant: a route is stated once: its path, method, security, models and summary (its endpoint's docstring) are the
 ones that are served, enforced and documented. Plain Starlette routes appear in the document with their path, method
@@ -7,17 +7,16 @@ and docstring, and with any JSON object as their body.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard, get_args, get_origin, get_type_hints
 
-from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -29,6 +28,8 @@ from swarm.http.asgi import has_body, read_json
 
 #: OpenAPI's alternatives of what opens a route: scheme -> scopes
 Security = Sequence[Mapping[str, Sequence[str]]]
+
+_SCHEMAS = "#/components/schemas/"
 
 
 class ErrorDetail(BaseModel):
@@ -56,20 +57,88 @@ class OpenAIBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+@dataclass(frozen=True)
+class RouteStatement:
+    """What the OpenAPI document says of a route beside its path, method and docstring.
+
+    Attributes:
+        security: what opens the route; empty: nothing is needed.
+        query: the model of the query's parameters.
+        body: the model of the body.
+        answer: the model of a 200.
+        media_types: of a 200 without a model.
+        refusals: status, or a class of statuses such as ``"4XX"``, to when it is returned.
+        refused: a further model of responses that are not a 200.
+        extra: further fields of the operation.
+    """
+
+    security: Security = ()
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
+    media_types: Sequence[str] = ()
+    refusals: Mapping[Any, str] = field(default_factory=dict[Any, str])
+    refused: type[BaseModel] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def models(self) -> Iterator[tuple[type[BaseModel], JsonSchemaMode]]:
+        """All that the route's operation refers to: what is taken, and what is given."""
+        for asked in (self.query, self.body):
+            if asked is not None:
+                yield asked, "validation"
+        for answered in (self.answer, self.refused, ErrorResponse):
+            if answered is not None:
+                yield answered, "serialization"
+
+    def operation(self, route: Route, method: str, schemas: _Schemas) -> dict[str, Any]:
+        """The operation of OpenAPI; ``schemas`` has all of :meth:`models`."""
+        summary, _, description = inspect.cleandoc(route.endpoint.__doc__ or "").partition("\n\n")
+        operation: dict[str, Any] = {
+            "operationId": "_".join(re.findall(r"\w+", f"{method.lower()} {route.path_format}")),
+            "summary": " ".join(summary.split()).removesuffix("."),
+            "description": description,
+            "parameters": [
+                *(
+                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                    for name in route.param_convertors
+                ),
+                *(schemas.parameters(self.query) if self.query is not None else ()),
+            ],
+            "responses": self._responses(schemas),
+            "security": self.security,
+        }
+        if self.body is not None:
+            required = True
+            with contextlib.suppress(ValidationError):
+                self.body.model_validate({})
+                required = False
+            operation["requestBody"] = {"required": required, "content": _json(schemas.of(self.body, "validation"))}
+        return {name: value for name, value in (operation | dict(self.extra)).items() if value}
+
+    def _responses(self, schemas: _Schemas) -> dict[str, Any]:
+        errors = [schemas.of(model, "serialization") for model in (ErrorResponse, self.refused) if model is not None]
+        error = _json({"anyOf": errors} if self.refused is not None else errors[0])
+        refusals = {"4XX": "the request is refused; `error` says why", **self.refusals}
+        responses = {str(status): {"description": when, "content": error} for status, when in refusals.items()}
+        done: dict[str, Any] = {media_type: {} for media_type in self.media_types}
+        if self.answer is not None:
+            done = _json(schemas.of(self.answer, "serialization"))
+        return {"200": {"description": "done", **({"content": done} if done else {})}, **responses}
+
+
+def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
 class JsonRoute(Route):
     """A route whose endpoint takes and returns wire models.
 
-    The endpoint takes ``request``, path parameters (strings), and a model for the body; a missing body is read as
-    ``{}``. It is called directly, in a quarter of the time of FastAPI's handler, and its route is built for the OpenAPI
-    document only. Only endpoints with other parameters (queries) go through FastAPI's handler, which is built at the
-    first request; they have no body.
+    The endpoint takes ``request``, path parameters (strings), ``query`` (a model of the query's parameters; others are
+    left out), and a model for the body; a missing body is read as ``{}``. It returns a model or a response.
 
     Args:
-        security: what opens the route, as OpenAPI states it; empty: nothing is needed.
-        refusals: status, or a class of statuses such as ``"4XX"``, to when it is returned.
-        refused: a further model of responses that are not a 200.
-        extra: further fields of the OpenAPI operation.
-        options: as for :class:`fastapi.routing.APIRoute`; ``methods`` is ``GET`` by default.
+        answer: the model of a 200, where the endpoint's annotation does not name it.
+        statement: further fields of :class:`RouteStatement`.
     """
 
     def __init__(
@@ -77,54 +146,36 @@ class JsonRoute(Route):
         path: str,
         endpoint: Callable[..., Any],
         *,
-        security: Security = (),
-        refusals: Mapping[Any, str] | None = None,
-        refused: type[BaseModel] | None = None,
-        extra: Mapping[str, Any] | None = None,
-        **options: Any,
+        methods: Sequence[str] = ("GET",),
+        answer: type[BaseModel] | None = None,
+        **statement: Any,
     ) -> None:
-        model: Any = ErrorResponse if refused is None else ErrorResponse | refused
-        stated = {"4XX": "the request is refused; `error` says why", **(refusals or {})}
-        summary, _, self._description = inspect.cleandoc(endpoint.__doc__ or "").partition("\n\n")
-        self._build = functools.partial(
-            APIRoute,
-            path,
-            endpoint,
-            summary=" ".join(summary.split()).removesuffix("."),
-            responses={status: {"description": when, "model": model} for status, when in stated.items()},
-            openapi_extra={**({"security": security} if security else {}), **(extra or {})},
-            **options,
-        )
-        super().__init__(path, endpoint, methods=options.get("methods"))
-        self.app = _direct_app(endpoint, self.param_convertors.keys()) or self._stated_app
-
-    @functools.cached_property
-    def stated(self) -> APIRoute:
-        """The route as FastAPI states it in an OpenAPI document."""
-        route = self._build()
-        route.description = self._description
-        return route
-
-    async def _stated_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # FastAPI's handler wants this around it
-        await AsyncExitStackMiddleware(self.stated.app)(scope, receive, send)
+        super().__init__(path, endpoint, methods=methods)
+        hints = get_type_hints(endpoint)
+        returned = hints.pop("return", None)
+        models = {name: hint for name, hint in hints.items() if _is_model(hint)}
+        answer = answer or next(filter(_is_model, get_args(returned) or (returned,)), None)
+        body = next((model for name, model in models.items() if name != "query"), None)
+        self.stated = RouteStatement(query=models.get("query"), body=body, answer=answer, **statement)
+        self.app = _app(endpoint, models, takes_request="request" in hints)
 
 
-def _direct_app(endpoint: Callable[..., Awaitable[Any]], path_parameters: Set[str]) -> ASGIApp | None:
-    """What answers a request by calling ``endpoint``; ``None`` if it has parameters that only FastAPI can fill."""
-    hints = {name: hint for name, hint in get_type_hints(endpoint, include_extras=True).items() if name != "return"}
-    models = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, BaseModel)}
-    if hints.keys() - models.keys() - path_parameters - {"request"}:
-        return None
+def _is_model(hint: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(hint, type) and issubclass(hint, BaseModel)
 
+
+def _app(endpoint: Callable[..., Any], models: Mapping[str, type[BaseModel]], *, takes_request: bool) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         arguments: dict[str, Any] = {**scope["path_params"]}
-        if "request" in hints:
+        if takes_request:
             arguments["request"] = request
         for name, model in models.items():
-            data = await read_json(request) if has_body(scope["headers"]) else {}
-            arguments[name] = _validated(model, data)
+            if name == "query":
+                arguments[name] = _validated(model, _query(request, model), f"{scope['path']}?")
+            else:
+                data = await read_json(request) if has_body(scope["headers"]) else {}
+                arguments[name] = _validated(model, data)
         result = await endpoint(**arguments)
         if not isinstance(result, Response):
             result = Response(result.model_dump_json(), media_type="application/json")
@@ -133,13 +184,52 @@ def _direct_app(endpoint: Callable[..., Awaitable[Any]], path_parameters: Set[st
     return app
 
 
-def _validated(model: type[BaseModel], data: dict[str, Any]) -> BaseModel:
+def _query(request: Request, model: type[BaseModel]) -> dict[str, Any]:
+    """What the query has for ``model``: of a name that stands there several times, a list takes all and others the
+    last."""
+    parameters = request.query_params
+    data: dict[str, Any] = {}
+    for name, stated in model.model_fields.items():
+        name = stated.alias or name
+        if name in parameters:
+            many = get_origin(stated.annotation) is list
+            data[name] = parameters.getlist(name) if many else parameters[name]
+    return data
+
+
+def _validated(model: type[BaseModel], data: dict[str, Any], where: str = "") -> BaseModel:
     try:
         return model.model_validate(data)
     except ValidationError as exc:
         first = exc.errors()[0]
         param = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{param}: {first['msg']}", param=param) from exc
+        raise RequestError(f"{where}{param}: {first['msg']}", param=param) from exc
+
+
+class _Schemas:
+    """The JSON schemas of models, each once, by how it is used."""
+
+    def __init__(self, models: Iterator[tuple[type[BaseModel], JsonSchemaMode]]) -> None:
+        used = list(dict.fromkeys(models))
+        self._references, schemas = models_json_schema(used, ref_template=f"{_SCHEMAS}{{model}}")
+        self.components: dict[str, Any] = schemas["$defs"]
+
+    def of(self, model: type[BaseModel], mode: JsonSchemaMode) -> dict[str, Any]:
+        """The reference to one."""
+        return self._references[model, mode]
+
+    def parameters(self, query: type[BaseModel]) -> Iterator[dict[str, Any]]:
+        """The parameters of a query."""
+        schema = self.components[self.of(query, "validation")["$ref"].removeprefix(_SCHEMAS)]
+        for name, stated in schema["properties"].items():
+            parameter = {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": stated}
+            yield parameter | ({"description": stated["description"]} if "description" in stated else {})
+
+
+#: What is said of a plain Starlette route: its body and answer are JSON of any shape, or a stream.
+_PLAIN_REFUSALS = {"5XX": "the engine or the upstream failed, or serves nothing now"}
+ANY_ANSWER = ("application/json", "text/event-stream")
+ANY_BODY = {"requestBody": {"required": True, "content": _json({"type": "object"})}}
 
 
 @dataclass(frozen=True)
@@ -161,41 +251,30 @@ class OpenApi:
     @functools.cached_property
     def document(self) -> dict[str, Any]:
         """The whole document, as JSON data."""
-        stated = [route for route in self.routes if isinstance(route, Route) and route.include_in_schema]
-        shown = [route.stated for route in stated if isinstance(route, JsonRoute)]
-        whole = get_openapi(title=self.title, version=swarm.__version__, description=self.description, routes=shown)
-        for route in stated:
-            if not isinstance(route, JsonRoute):
-                for method in sorted((route.methods or set[str]()) - {"HEAD"}):
-                    operation = _plain_operation(route, method, self.plain_security(route.path_format))
-                    whole["paths"].setdefault(route.path_format, {})[method.lower()] = operation
-        whole["components"]["securitySchemes"] = dict(self.schemes)
-        return whole
+        shown = [
+            (route, method, self._statement(route, method))
+            for route in self.routes
+            if isinstance(route, Route) and route.include_in_schema
+            for method in sorted((route.methods or set[str]()) - {"HEAD"})
+        ]
+        schemas = _Schemas(model for _, _, stated in shown for model in stated.models())
+        paths: dict[str, dict[str, Any]] = {}
+        for route, method, stated in shown:
+            paths.setdefault(route.path_format, {})[method.lower()] = stated.operation(route, method, schemas)
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": self.title, "description": self.description, "version": swarm.__version__},
+            "paths": paths,
+            "components": {"schemas": schemas.components, "securitySchemes": dict(self.schemes)},
+        }
+
+    def _statement(self, route: Route, method: str) -> RouteStatement:
+        if isinstance(route, JsonRoute):
+            return route.stated
+        extra = ANY_BODY if method == "POST" else {}
+        security = self.plain_security(route.path_format)
+        return RouteStatement(security, media_types=ANY_ANSWER, refusals=_PLAIN_REFUSALS, extra=extra)
 
     async def openapi(self) -> OpenAIBody:
         """This document."""
         return OpenAIBody.model_validate(self.document)
-
-
-def _plain_operation(route: Route, method: str, security: Security) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
-    summary = inspect.cleandoc(route.endpoint.__doc__ or "").partition("\n\n")[0]
-    operation: dict[str, Any] = {
-        "operationId": "_".join(re.findall(r"\w+", f"{method.lower()} {route.path_format}")),
-        "summary": " ".join(summary.split()).removesuffix("."),
-        "responses": {
-            "200": {"description": "done", "content": {"application/json": {}, "text/event-stream": {}}},
-            "4XX": {"description": "the request is refused", "content": error},
-            "5XX": {"description": "the engine or the upstream failed, or serves nothing now", "content": error},
-        },
-    }
-    if names := list(route.param_convertors):
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
-    if method == "POST":
-        content = {"application/json": {"schema": {"type": "object"}}}
-        operation["requestBody"] = {"required": True, "content": content}
-    if security:
-        operation["security"] = security
-    return operation

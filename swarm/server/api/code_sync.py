@@ -62,13 +62,12 @@ class CodeRoutes:
             scope="admin",
             refused=RefusedResponse,
             refusals={500: "the code cannot be stored"},
-            response_model=SyncTrainCodeResponse,
         )
         return [
             change(CODE_PATH, self.sync, extra=archive),
             change("/code/select", self.select),
             ControlRoute("GET", "/code", self.code, "read"),
-            ControlRoute("GET", "/code/{id}", self.archive, "admin", response_class=Response),
+            ControlRoute("GET", "/code/{id}", self.archive, "admin", media_types=[CODE_TYPE]),
         ]
 
     async def sync(self, request: Request) -> SyncTrainCodeResponse | Response:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Annotated
 
-from fastapi import Query
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -37,6 +36,7 @@ from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import EPISODES, Monitor, VerboseLog
 from swarm.states import EngineState
 from swarm.status import EngineStatus, ServerStatus
+from swarm.types import TolerantModel
 
 #: why a route that changes what is on disk may be refused for now
 BACKLOG = "the journal or the engine cannot take it now; `retry-after` says when to come back"
@@ -48,6 +48,22 @@ def refused(exc: SwarmGatewayError, status: int) -> Response:
     """A refusal of a job or of code, in AgentJet's words."""
     body = RefusedResponse(success=False, error=exc.message, code=exc.code or "refused")
     return Response(body.model_dump_json(), status, {"x-should-retry": "false"}, media_type="application/json")
+
+
+class EngineStatusQuery(TolerantModel):
+    """The query of ``GET /get_engine_status``."""
+
+    exact: str | None = Field(default=None, description="`1`: the state as it is")
+
+
+class StatusQuery(TolerantModel):
+    """The query of ``GET /status``."""
+
+    wait_state: list[EngineState] = Field(default=[], description="wait for one of these states, or OFFLINE")
+    after_change: int | None = Field(default=None, description="wait until `engine_changes` is another number")
+    wait_seconds: float = Field(default=0.0, ge=0, le=MAX_WAIT, description="wait at most this long")
+    steps: int = Field(default=MAX_STEPS, ge=0, le=MAX_STEPS, description="at most this many recent steps")
+    episodes: int = Field(default=EPISODES, ge=0, le=MAX_EPISODES, description="at most this many running episodes")
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ class EngineRoutes:
             ControlRoute("POST", "/start_engine", self.start_engine, "admin", refusals=not_startable | backlog),
             ControlRoute("POST", "/stop_engine", self.stop_engine, "admin", refusals=backlog),
             ControlRoute("GET", "/get_engine_status", self.get_engine_status, "read"),
-            ControlRoute("GET", "/status", self.status, "read", response_model=ServerStatus),
+            ControlRoute("GET", "/status", self.status, "read"),
         ]
 
     async def start_engine(self, request: Request) -> StartEngineResponse:
@@ -84,37 +100,25 @@ class EngineRoutes:
             await self.changes.stop()
         return SuccessResponse(success=True)
 
-    async def get_engine_status(
-        self, exact: Annotated[str | None, Query(description="`1`: the state as it is")] = None
-    ) -> EngineStatus:
+    async def get_engine_status(self, query: EngineStatusQuery) -> EngineStatus:
         """State of the engine, for AgentJet's clients.
 
         It stays WEIGHT_SYNCING for some seconds after clients agreed to a sync.
         """
-        return self.foreign.status() if exact is None else self.controller.engine_status()
+        return self.foreign.status() if query.exact is None else self.controller.engine_status()
 
-    async def status(
-        self,
-        request: Request,
-        wait_state: Annotated[list[EngineState], Query(description="wait for one of these states, or OFFLINE")] = [],  # noqa: B006 - FastAPI copies it
-        after_change: Annotated[int | None, Query(description="wait until `engine_changes` is another number")] = None,
-        wait_seconds: Annotated[float, Query(ge=0, le=MAX_WAIT, description="wait at most this long")] = 0.0,
-        steps: Annotated[int, Query(ge=0, le=MAX_STEPS, description="at most this many recent steps")] = MAX_STEPS,
-        episodes: Annotated[
-            int, Query(ge=0, le=MAX_EPISODES, description="at most this many running episodes")
-        ] = EPISODES,
-    ) -> Response:
+    async def status(self, request: Request, query: StatusQuery) -> ServerStatus:
         """Everything that a monitor shows, now or once something has changed."""
-        if wait_state and wait_seconds:
-            await until_gone(request.receive, self.controller.engine.wait_for_state(wait_state, wait_seconds))
-        elif after_change is not None and wait_seconds:
-            await until_gone(request.receive, self.controller.engine.wait_for_change(after_change, wait_seconds))
+        engine, seconds = self.controller.engine, query.wait_seconds
+        if query.wait_state and seconds:
+            await until_gone(request.receive, engine.wait_for_state(query.wait_state, seconds))
+        elif query.after_change is not None and seconds:
+            await until_gone(request.receive, engine.wait_for_change(query.after_change, seconds))
         caller: TokenHolder = request.scope["caller"]
-        status = self.monitor.status(steps=steps, episodes=episodes, whole_uuids=caller.sees_uuids)
+        status = self.monitor.status(steps=query.steps, episodes=query.episodes, whole_uuids=caller.sees_uuids)
         if self.changes.defaults:
             status = status.model_copy(update={"job_defaults": self.changes.defaults})
-        # FastAPI would write an infinity of the job as null
-        return Response(status.model_dump_json(), media_type="application/json")
+        return status
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,6 @@ class ConfigRoutes:
                 "admin",
                 refused=RefusedResponse,
                 refusals={500: "the configuration cannot be resolved", 503: BACKLOG},
-                response_model=SyncTrainConfigResponse,
             ),
             ControlRoute("POST", "/config/resolve", self.resolve, "admin", refusals=unresolved),
             ControlRoute("GET", "/config", self.runs, "read"),

@@ -81,7 +81,6 @@ class EpisodeRoutes:
                 "claim",
                 refusals=ends,
                 refused=LateEndResponse,
-                response_model=EndedResponse,
             ),
             ControlRoute("POST", "/end_group", self.end_group, "claim", refusals=ends),
             ControlRoute("POST", "/record_pair", self.record_pair, "claim", refusals=no_job | {503: BACKLOG}),

@@ -10,13 +10,11 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import Query
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from swarm.evidence.alarms import ALARMS
@@ -27,7 +25,7 @@ from swarm.measures import EVAL_REWARD, EVAL_SUCCESS, REWARD, SPREAD, SUCCESS, T
 from swarm.server.audit import AuditLog
 from swarm.server.auth import ControlRoute
 from swarm.server.engine.controller import Controller
-from swarm.server.journal.browse import MAX_GROUPS, judged_groups
+from swarm.server.journal.browse import judged_groups
 from swarm.server.monitor import Monitor
 from swarm.states import EngineState
 from swarm.status import JournalStatus, ServerStatus
@@ -41,7 +39,7 @@ class MetricsRoutes:
 
     def routes(self) -> list[BaseRoute]:
         self.monitor.meters.registry.register(ServerCollector(self.monitor))
-        return [ControlRoute("GET", "/metrics", self.metrics, "read", response_class=PlainTextResponse)]
+        return [ControlRoute("GET", "/metrics", self.metrics, "read", media_types=["text/plain"])]
 
     async def metrics(self) -> Response:
         """Counters for Prometheus."""
@@ -162,23 +160,10 @@ class GroupRoutes:
     audit: AuditLog
 
     def routes(self) -> list[BaseRoute]:
-        return [ControlRoute("GET", "/judged_groups", self.judged_groups, "admin", response_model=JudgedGroups)]
+        return [ControlRoute("GET", "/judged_groups", self.judged_groups, "admin")]
 
-    async def judged_groups(
-        self,
-        request: Request,
-        group: Annotated[str, Query(max_length=128, description="only the one whose id begins so")] = "",
-        words: Annotated[str, Query(max_length=500, description="in its task, hook or reasons")] = "",
-        route: Annotated[str, Query(max_length=500, description="name of its route or client")] = "",
-        reason: Annotated[str, Query(max_length=500, description="part of a reason")] = "",
-        at_least: Annotated[float | None, Query(description="some answer's reward")] = None,
-        at_most: Annotated[float | None, Query(description="some answer's reward")] = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_GROUPS)] = 20,
-        tokens: Annotated[bool, Query(description="with the token ids")] = False,
-    ) -> JudgedGroups:
+    async def judged_groups(self, request: Request, query: Wanted) -> JudgedGroups:
         """The latest groups of train episodes that have ended, and a histogram of the rewards of the latest steps."""
-        wanted = Wanted(words=words, route=route, reason=reason, at_least=at_least, at_most=at_most)
-        about = {"group": group, "route": route, "limit": limit, "tokens": tokens}
-        await self.audit.read(request, "groups read", about)
-        judged = await asyncio.to_thread(judged_groups, self.journal, wanted, group, limit, tokens=tokens)
+        await self.audit.read(request, "groups read", query.model_dump(include={"group", "route", "limit", "tokens"}))
+        judged = await asyncio.to_thread(judged_groups, self.journal, query)
         return judged.model_copy(update={"model": self.controller.job.model if self.controller.has_job else ""})

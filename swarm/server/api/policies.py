@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from fastapi import Query
+from pydantic import Field
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
@@ -40,8 +40,16 @@ from swarm.server.engine.requests import EpisodeRequests
 from swarm.server.episodes.stages import Stages
 from swarm.server.kept import KeptVersions
 from swarm.status import DeletePolicyRequest, KeptPoliciesResponse, KeptVersion, PolicyRecord
+from swarm.types import TolerantModel
 
 T = TypeVar("T")
+
+
+class ExplainPolicyQuery(TolerantModel):
+    """The query of ``GET /policies/explain``."""
+
+    challenger: str = Field(default="", alias="of", description="route of the gateway; empty: the only one")
+    incumbent: str = Field(default="", description="empty: the route's only one, or the latest version")
 
 
 @dataclass(frozen=True)
@@ -86,15 +94,11 @@ class PolicyRoutes:
         pool = self.episodes.run.found_pool
         return [] if pool is None else [self._status(stage) for stage in pool.stages.current]
 
-    async def explain(
-        self,
-        challenger: Annotated[str, Query(alias="of", description="route of the gateway; empty: the only one")] = "",
-        incumbent: Annotated[str, Query(description="empty: the route's only one, or the latest version")] = "",
-    ) -> PolicyExplanation:
+    async def explain(self, query: ExplainPolicyQuery) -> PolicyExplanation:
         """What is proven of one challenger, and what follows from it, line by line."""
         if self.episodes.run.found_pool is None:
             raise NotFoundError("there is no training job yet", code="no_stage")
-        stage = self.episodes.run.pool.stages.find(challenger, incumbent)
+        stage = self.episodes.run.pool.stages.find(query.challenger, query.incumbent)
         status, followed = self._status(stage), self._comparison(stage)
         lines = _lines(stage, followed, status)
         if followed is not None and not self._counts(followed):

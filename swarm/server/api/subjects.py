@@ -9,9 +9,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -24,17 +22,7 @@ from swarm.server.journal.episode_rows import Row, rows_of
 from swarm.server.journal.erasure import note_export
 from swarm.subjects import DataReport, Subject
 
-_Key = Annotated[str, Query(max_length=200, description="id of a gateway's key")]
-_Session = Annotated[str, Query(max_length=500, description="name of a conversation")]
-_User = Annotated[str, Query(max_length=200, description="digest of a user's name")]
-_RequestId = Annotated[str, Query(max_length=500)]
-
-
-def _subject(key: _Key = "", session: _Session = "", user: _User = "", request_id: _RequestId = "") -> Subject:
-    return Subject(key=key, session=session, user=user, request_id=request_id)
-
-
-_Named = Annotated[Subject, Depends(_subject)]
+_LINES = "application/jsonl"
 
 
 @dataclass(frozen=True)
@@ -48,26 +36,26 @@ class DataRoutes:
     def routes(self) -> list[BaseRoute]:
         busy = {503: BACKLOG}
         return [
-            ControlRoute("GET", "/data/report", self.report, "admin", refusals=busy, response_model=DataReport),
-            ControlRoute("GET", "/data/export", self.export, "admin", response_class=Response),
-            ControlRoute("POST", "/data/delete", self.delete, "admin", refusals=busy, response_model=DataReport),
+            ControlRoute("GET", "/data/report", self.report, "admin", refusals=busy),
+            ControlRoute("GET", "/data/export", self.export, "admin", media_types=[_LINES]),
+            ControlRoute("POST", "/data/delete", self.delete, "admin", refusals=busy),
         ]
 
-    async def report(self, request: Request, subject: _Named) -> DataReport:
+    async def report(self, request: Request, query: Subject) -> DataReport:
         """What there is of a subject, and the policy versions that learned from it."""
-        async with self._audited(request, "data report", subject):
-            return await self.controller.run.journal.report(subject)
+        async with self._audited(request, "data report", query):
+            return await self.controller.run.journal.report(query)
 
-    async def export(self, request: Request, subject: _Named) -> Response:
+    async def export(self, request: Request, query: Subject) -> Response:
         """Its episodes that are over, as JSON lines like those of `swarm-gateway swarm export`."""
-        async with self._audited(request, "data export", subject):
-            rows = await asyncio.to_thread(self._rows, subject, request.scope["caller"].name)
-        return Response("".join(json.dumps(row) + "\n" for row in rows), media_type="application/jsonl")
+        async with self._audited(request, "data export", query):
+            rows = await asyncio.to_thread(self._rows, query, request.scope["caller"].name)
+        return Response("".join(json.dumps(row) + "\n" for row in rows), media_type=_LINES)
 
-    async def delete(self, request: Request, subject: _Named) -> DataReport:
+    async def delete(self, request: Request, query: Subject) -> DataReport:
         """Delete all that was begun for a subject until now; what there was. Other requests wait meanwhile."""
-        async with self._audited(request, "data delete", subject) as details:
-            done = await self.controller.episodes.erase(subject)
+        async with self._audited(request, "data delete", query) as details:
+            done = await self.controller.episodes.erase(query)
             details |= {"episodes": sum(done.episodes.values())}
         return done
 

@@ -24,7 +24,7 @@ from swarm.cards import model_list
 from swarm.concurrency import until_gone
 from swarm.errors import NotFoundError, UnavailableError
 from swarm.http.asgi import read_json
-from swarm.http.routes import OpenAIBody
+from swarm.http.routes import ANY_ANSWER, ANY_BODY, OpenAIBody
 from swarm.protocol import POLICY_VERSION
 from swarm.server.auth import ControlRoute
 from swarm.server.dataplane.calls import UnrecordedCall
@@ -114,11 +114,7 @@ class UnrecordedRoutes:
     plane: DataPlane
 
     def routes(self) -> list[BaseRoute]:
-        shapes = {
-            "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}},
-            "responses": {"200": {"content": {"application/json": {}, "text/event-stream": {}}}},
-        }
-        sampling = partial(ControlRoute, "POST", scope="claim", extra=shapes)
+        sampling = partial(ControlRoute, "POST", scope="claim", extra=ANY_BODY, media_types=ANY_ANSWER)
         return [
             sampling("/v1/chat/completions", self.chat, refusals=_SAMPLES),
             *(sampling(path, self.relay, refusals=_SAMPLES) for path in RELAYED_PATHS),

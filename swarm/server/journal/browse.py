@@ -20,7 +20,7 @@ from swarm.server.journal.schema import reading
 from swarm.types import Notes
 
 #: Latest ends that are looked through, groups in one answer, and steps with a histogram.
-MAX_ENDS, MAX_GROUPS, MAX_STEPS = 5_000, 200, 20
+MAX_ENDS, MAX_STEPS = 5_000, 20
 
 _COLUMNS = (
     "uuid, run_id, state, client_uuid, coalesce(task_id, '') AS task_id, reward, quarantine_reason, batch_id, step,"
@@ -36,18 +36,14 @@ class _Ended(NamedTuple):
     notes: Notes
 
 
-def judged_groups(
-    journal: Path, wanted: Wanted | None = None, group_id: str = "", limit: int = 20, *, tokens: bool = False
-) -> JudgedGroups:
-    """The latest groups of train episodes that ``wanted`` fits, or the one whose id begins with ``group_id``.
+def judged_groups(journal: Path, wanted: Wanted) -> JudgedGroups:
+    """The latest groups of train episodes that are wanted.
 
-    A group is what one call of a reward hook judged, or else the episodes of one task in one batch. With ``tokens`` the
-    answers have their timelines.
+    A group is what one call of a reward hook judged, or else the episodes of one task in one batch.
 
     Raises:
         ConfigError: there is no journal, or it cannot be read.
     """
-    wanted = wanted or Wanted()
     with reading(journal) as connection:
         connection.row_factory = sqlite3.Row
         rows = connection.execute(
@@ -62,14 +58,15 @@ def judged_groups(
             members.setdefault(_group_id(episode), []).append(episode)
         judged: list[JudgedGroup] = []
         for name, episodes in members.items():
-            if len(judged) == min(limit, MAX_GROUPS):
+            if len(judged) == wanted.limit:
                 break
-            if not name.startswith(group_id):
+            if not name.startswith(wanted.group):
                 continue
             episodes.sort(key=lambda episode: episode.row["rowid"])
             group = _group(name, episodes)
             if wanted.fits(group):
-                measured = _measured(connection, [answer.episode_uuid for answer in group.answers], timelines=tokens)
+                uuids = [answer.episode_uuid for answer in group.answers]
+                measured = _measured(connection, uuids, timelines=wanted.tokens)
                 answers = [answer.model_copy(update=measured.get(answer.episode_uuid, {})) for answer in group.answers]
                 judged.append(group.model_copy(update={"answers": answers}))
     return JudgedGroups(groups=judged, rewards=_rewards(rows))

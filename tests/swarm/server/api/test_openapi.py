@@ -45,6 +45,15 @@ async def test_every_route_is_in_the_document_with_what_it_takes_and_needs(rig: 
     assert set(schema["properties"]) == set(ClaimEpisodeRequest.model_fields)
     assert schema["properties"]["wait_seconds"]["maximum"] == 60
     assert claim["security"] == [{"token": ["claim"]}, {}]
+    asked = {parameter["name"]: parameter for parameter in whole["paths"]["/status"]["get"]["parameters"]}
+    assert set(asked) == {"wait_state", "after_change", "wait_seconds", "steps", "episodes"}
+    assert (asked["wait_state"]["in"], asked["wait_state"]["schema"]["type"]) == ("query", "array")
+    assert asked["wait_seconds"]["schema"]["maximum"] == 60
+    assert not asked["steps"]["required"]
+    [incumbent] = [row for row in whole["paths"]["/policies/explain"]["get"]["parameters"] if row["name"] != "of"]
+    assert incumbent["description"] == "empty: the route's only one, or the latest version"
+    path = whole["paths"]["/code/{id}"]["get"]["parameters"]
+    assert path == [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
     assert whole["paths"]["/start_engine"]["post"]["security"] == [{"token": ["admin"]}, {}]
     assert whole["paths"]["/episodes/{episode_uuid}/v1/models"]["get"]["security"] == [{"episode": []}]
     assert "security" not in whole["paths"]["/health"]["get"]
