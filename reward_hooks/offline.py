@@ -21,6 +21,7 @@ from reward_hooks.contract import EQUAL_WITHIN, GroupScore, HookContext, Hooks, 
 from reward_hooks.recorded import RecordedGroup
 from reward_hooks.runner import HookRunner
 from reward_hooks.spending import Spending, metered
+from swarm.concurrency import all_of
 from swarm.errors import HookError
 from swarm.types import Model
 
@@ -101,23 +102,21 @@ async def run_offline(
         on_done: called after each group.
     """
     began = time.monotonic()
-    side = _Side(hooks, config)
-    other = None if against is None else _Side(against, config)
+    side = _Side(hooks, config.timeout)
+    other = None if against is None else _Side(against, config.timeout)
     permits = asyncio.Semaphore(config.concurrency)
     done = 0
 
     async def work(number: int, group: RecordedGroup) -> GroupResult:
         nonlocal done
         async with permits:
-            report = await _report(side, other, number, group)
+            report = await _report(side, other, config, number, group)
         done += 1
         if on_done is not None:
             on_done(done, len(groups))
         return report
 
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(work(number, group)) for number, group in enumerate(groups)]
-    reports = [task.result() for task in running]
+    reports = await all_of([work(number, group) for number, group in enumerate(groups)])
     scored = [report for report in reports if not report.error]
     times = sorted(side.seconds)
     return HookReport(
@@ -143,18 +142,16 @@ async def run_offline(
 class _Side:
     """One hook with the time and money of its calls, and the reasons of their failures."""
 
-    def __init__(self, hooks: Hooks, config: OfflineConfig) -> None:
-        self._runner = HookRunner(hooks, config.timeout)
-        self._config = config
+    def __init__(self, hooks: Hooks, timeout: float) -> None:
+        self._runner = HookRunner(hooks, timeout)
+        self._timeout = timeout
         self.seconds: list[float] = []
         self.failed: Counter[str] = Counter()
         self.spent = Spending()
 
     async def score(self, group: RecordedGroup, group_id: str, order: Sequence[int]) -> GroupScore:
         """The rewards of the candidates shown in ``order``, in their recorded order."""
-        context = HookContext(
-            num_repeat=len(group.candidates), group_id=group_id, deadline_seconds=self._config.timeout
-        )
+        context = HookContext(num_repeat=len(group.candidates), group_id=group_id, deadline_seconds=self._timeout)
         shown = [
             group.candidates[index].model_copy(update={"index": shown_index}) for shown_index, index in enumerate(order)
         ]
@@ -170,32 +167,25 @@ class _Side:
         rewards = dict(zip(order, score.rewards, strict=True))
         return GroupScore(rewards=[rewards[index] for index in range(len(order))])
 
-    async def flips(self, group: RecordedGroup, group_id: str, first: Sequence[float]) -> float | None:
-        """The mean flip rate over the shuffles.
 
-        Raises:
-            HookError: one of them failed.
-        """
-        count = len(group.candidates)
-        draw = random.Random(f"{self._config.seed}/{group_id}")
-        rates: list[float | None] = []
-        for shuffle in range(self._config.shuffles):
-            again = await self.score(group, f"{group_id}/{shuffle}", draw.sample(range(count), count))
-            rates.append(flip_rate(first, again.values))
-        return _mean(rates)
-
-
-async def _report(side: _Side, other: _Side | None, number: int, group: RecordedGroup) -> GroupResult:
+async def _report(
+    side: _Side, other: _Side | None, config: OfflineConfig, number: int, group: RecordedGroup
+) -> GroupResult:
     # two lines may have one task_id, and each is a group of its own
     group_id = f"{number}/{group.task.task_id}"
     recorded = range(len(group.candidates))
     answers = [each.text or (json.dumps(each.tool_calls) if each.tool_calls else "") for each in group.candidates]
+    draw = random.Random(f"{config.seed}/{group_id}")
     report_of_group = partial(GroupResult, task_id=group.task.task_id, prompt=group.task.main_query, answers=answers)
     began = time.monotonic()
     try:
         score = await side.score(group, group_id, recorded)
         seconds = time.monotonic() - began
-        flips = await side.flips(group, group_id, score.values)
+        flips: list[float | None] = []
+        for shuffle in range(config.shuffles):
+            order = draw.sample(recorded, len(recorded))
+            again = await side.score(group, f"{group_id}/{shuffle}", order)
+            flips.append(flip_rate(score.values, again.values))
     except HookError as exc:
         return report_of_group(error=exc.message)
     tau_against: float | None = None
@@ -206,9 +196,9 @@ async def _report(side: _Side, other: _Side | None, number: int, group: Recorded
         order=sorted(recorded, key=lambda index: -score.values[index]),
         rewards=score.rewards,
         informative=score.informative,
-        tau_rank=None if group.reference is None else kendall_tau(score.values, group.reference),
+        tau_rank=None if group.rank is None else kendall_tau(score.values, [-rank for rank in group.rank]),
         tau_against=tau_against,
-        flip_rate=flips,
+        flip_rate=_mean(flips),
         seconds=seconds,
     )
 

@@ -39,11 +39,6 @@ class RecordedGroup(Model):
             raise ValueError(f"rank has {len(self.rank)} numbers for {len(self.candidates)} candidates")
         return self
 
-    @property
-    def reference(self) -> list[float] | None:
-        """The known order as scores, higher is better."""
-        return None if self.rank is None else [-rank for rank in self.rank]
-
 
 def read_groups(path: Path) -> Iterator[RecordedGroup]:
     """The groups of a JSON Lines file, one at a time; blank lines are skipped.

@@ -54,8 +54,8 @@ async def taus(hooks: Hooks, recorded: Iterable[RecordedGroup]) -> list[float]:
     for group in recorded:
         context = HookContext(num_repeat=len(group.candidates), deadline_seconds=60.0)
         score = await runner.score(group.task, group.candidates, context)
-        if group.reference is not None:
-            tau = kendall_tau(score.values, group.reference)
+        if group.rank is not None:
+            tau = kendall_tau(score.values, [-rank for rank in group.rank])
             assert tau is not None
             found.append(tau)
     return found

@@ -25,7 +25,7 @@ def test_shorthands_become_whole_groups(tmp_path: Path) -> None:
     assert [one.index for one in group.candidates] == [0, 1]
     assert group.candidates[1].message == {"role": "assistant", "content": "five"}
     assert group.candidates[1].finish_reason == "length"
-    assert group.reference == [-1, -2]
+    assert group.rank == [1, 2]
 
 
 def test_a_candidate_may_be_the_message_of_an_answer(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_candidate_may_be_the_message_of_an_answer(tmp_path: Path) -> None:
 def test_written_groups_are_read_again(tmp_path: Path) -> None:
     [group] = read(tmp_path, '{"prompt": "q", "candidates": ["a", "b"]}')
     assert read(tmp_path, group.model_dump_json()) == [group]
-    assert group.reference is None
+    assert group.rank is None
 
 
 @pytest.mark.parametrize(
