@@ -16,7 +16,6 @@ from pydantic import Field, model_validator
 from reward_hooks.spending import METERS, Spending
 from swarm.errors import HookError
 from swarm.types import Model
-from swarm.validation import environment_key
 
 
 class Endpoint(Model):
@@ -51,15 +50,6 @@ class Endpoint(Model):
         if self.max_cost is not None and not self.input_price and not self.output_price:
             raise ValueError("max_cost needs input_price and output_price: without them every call is free")
         return self
-
-    def headers(self) -> dict[str, str]:
-        """The headers of each call.
-
-        Raises:
-            ConfigError: the variable that should hold the key is not set.
-        """
-        key = environment_key(self.api_key_env, f"the judge at {self.base_url}")
-        return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def budget_of(endpoint: Endpoint) -> Budget:

@@ -19,6 +19,7 @@ from reward_hooks.spending import Spending
 from swarm.concurrency import Latest, backoff
 from swarm.errors import HookError
 from swarm.http.client import ConnectionBrokenError, HttpClient, has_proxy, retry_after
+from swarm.validation import environment_key
 
 T = TypeVar("T")
 
@@ -71,7 +72,9 @@ class JudgeClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._headers = {"content-type": "application/json", **endpoint.headers()}
+        self._headers = {"content-type": "application/json"}
+        if key := environment_key(endpoint.api_key_env, f"the judge at {endpoint.base_url}"):
+            self._headers["authorization"] = f"Bearer {key}"
         self._budget = budget_of(endpoint)
         self._cache = Latest[str, Any](endpoint.cache_entries)
         self._refused: set[str] = set()
