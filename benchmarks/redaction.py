@@ -5,10 +5,10 @@ their issuers make them: cards and IBANs by their checksums, keys at random behi
 formats of 28 countries, addresses of machines by :mod:`random`; none by a rule's own pattern. A value is found if a
 span has its kind and exactly its characters; any other span is wrong.
 
-The cost is that of :func:`gateway.redaction.rules.spans` over the set, and over the pages of this repository as plain
-text; 1,000 tokens are 4,000 characters. Prints JSON: recall and precision, altogether and of each kind, what was missed
-and what is wrong, and milliseconds of the processor per 1,000 tokens: the best of five passes, and that of ``private``,
-which answers only yes or no.
+The cost is that of :meth:`gateway.redaction.rules.Rules.spans` over the set, and over the pages of this repository as
+plain text; 1,000 tokens are 4,000 characters. Prints JSON: recall and precision, altogether and of each kind, what was
+missed and what is wrong, and milliseconds of the processor per 1,000 tokens: the best of five passes, and that of
+``private``, which answers only yes or no.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.redaction.identifiers import Span
-from gateway.redaction.rules import private, spans
+from gateway.redaction.rules import Rules
+
+spans, private = Rules().spans, Rules().private
 
 _CHARS_PER_TOKEN = 4
 _PAGES = Path(__file__).parent.parent / "docs"

@@ -130,10 +130,6 @@ def media_in(fields: Mapping[str, Any]) -> Set[str]:
     return _MEDIA | {"data"} if fields.get("type") == "base64" else _MEDIA
 
 
-_BUILT_IN = Rules()
-spans, private = _BUILT_IN.spans, _BUILT_IN.private
-
-
 def rules_of(patterns: Mapping[str, re.Pattern[str]], finders: Iterable[str]) -> Rules:
     """The built-in rules, ``patterns`` by the names of their kinds, and ``finders`` as a configuration names them.
 
