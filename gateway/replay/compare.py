@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from adapters.dialects import SampledAnswer
 from gateway.reports.report import CONFIDENCE, Comparison, Report, SavedAnswer, by_prompt
+from gateway.rollout.sampling import candidate_of
 from reward_hooks import Candidate, HookContext, HookRunner, Hooks, Submission, UserRequest
-from reward_hooks.contract import texts_of
 from reward_hooks.offline import OfflineConfig, run_offline
 from reward_hooks.recorded import RecordedGroup
 from swarm.errors import ConfigError, HookError
@@ -142,14 +143,7 @@ async def _judged(sides: Mapping[str, Sequence[Sequence[SavedAnswer]]], hooks: H
     return means
 
 
-def _candidate(index: int, answer: SavedAnswer, body: dict[str, Any]) -> Candidate:
-    message = answer.message
-    return Candidate(
-        index=index,
-        message=message,
-        text="\n".join(texts_of(message)),
-        tool_calls=message.get("tool_calls") or [],
-        finish_reason=answer.finish_reason,
-        completion_tokens=answer.completion_tokens,
-        request=body,
-    )
+def _candidate(index: int, saved: SavedAnswer, body: dict[str, Any]) -> Candidate:
+    usage = {"completion_tokens": saved.completion_tokens}
+    answer = SampledAnswer(model="", message=saved.message, finish_reason=saved.finish_reason, usage=usage)
+    return candidate_of(answer, 0.0, index=index, request=body)
