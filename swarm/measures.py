@@ -24,7 +24,8 @@ EVAL_REWARD, EVAL_SUCCESS, EVAL_SPREAD = f"{EVAL}reward_mean", f"{EVAL}success_r
 REPETITION = f"{TRAIN}repetition"
 #: How many metrics of a step were no finite number, which JSON has not.
 NOT_FINITE = f"{TRAIN}non_finite_metrics"
-#: Names that workflows log, of one batch or evaluation, and characters of each; later ones are left out.
+#: Names that workflows log, of one batch or evaluation, and characters of each; later ones are left out. Of one reward
+#: a gateway logs as many components.
 MAX_LOGGED, MAX_NAME = 64, 100
 #: Begins the name of what workflows log.
 LOGGED = "log/"

@@ -20,15 +20,13 @@ from reward_hooks.contract import EQUAL_WITHIN, GroupScore, Reward, sendable, te
 from swarm.client import AsyncSwarmClient, RetryPolicy
 from swarm.errors import SwarmGatewayError, UnavailableError
 from swarm.evidence.pairs import Pair
-from swarm.measures import REFUSED, SHUFFLED
+from swarm.measures import MAX_LOGGED, MAX_NAME, REFUSED, SHUFFLED
 from swarm.protocol import MAX_REASON, EpisodeTokens
 from swarm.types import Notes, Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
 
 _RETRIES = RetryPolicy(base=0.2, cap=5.0)
-#: Components kept of one reward, and characters of each name.
-MAX_COMPONENTS, MAX_COMPONENT_NAME = 64, 100
 #: Longest JSON of a task that is kept, in characters.
 MAX_TASK = 8000
 #: The component that holds the session's credit.
@@ -159,8 +157,8 @@ def workflow_outputs(
 
 
 def _components(reward: Reward, credit: float | None) -> dict[str, float]:
-    listed = list(reward.components.items())[:MAX_COMPONENTS]
-    kept = {sendable(name)[:MAX_COMPONENT_NAME]: value for name, value in listed}
+    listed = list(reward.components.items())[:MAX_LOGGED]
+    kept = {sendable(name)[:MAX_NAME]: value for name, value in listed}
     return kept if credit is None else {**kept, SESSION: credit}
 
 

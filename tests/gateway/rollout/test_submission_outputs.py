@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gateway.config.route import RouteSettings
-from gateway.rollout.submission import MAX_COMPONENT_NAME, MAX_COMPONENTS, MAX_TASK, refuses, workflow_outputs
+from gateway.rollout.submission import MAX_TASK, refuses, workflow_outputs
 from reward_hooks.contract import GroupScore, Reward
 from swarm.client.wire import end_key
-from swarm.measures import SHUFFLED, components_of
+from swarm.measures import MAX_LOGGED, MAX_NAME, SHUFFLED, components_of
 from swarm.protocol import MAX_REASON
 from swarm.types import Notes, Task, WorkflowOutput
 
@@ -87,8 +87,8 @@ def test_what_a_hook_says_at_length_is_cut() -> None:
     loud = GroupScore(rewards=[Reward(value=1.0, components=loud_components, reason="y" * 100_000)])
     [told] = outputs(loud)
     assert told.notes is not None and told.notes.reason == "y" * MAX_REASON
-    assert len(components(told)) == MAX_COMPONENTS
-    assert all(len(name) == MAX_COMPONENT_NAME for name in components(told))
+    assert len(components(told)) == MAX_LOGGED
+    assert all(len(name) == MAX_NAME for name in components(told))
 
 
 def test_a_reward_without_a_reason_has_none() -> None:
