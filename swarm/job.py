@@ -335,16 +335,12 @@ def parse_job(text: str, where: str = "job") -> TrainJob:
 
 
 def read_job(path: str | os.PathLike[str], **keywords: Any) -> TrainJob:
-    """The job in a YAML file; ``keywords`` win over it.
+    """The job in a YAML file; ``keywords`` win over it, of ``overrides`` key by key.
 
     Raises:
         ConfigError: the file cannot be read, is no mapping, or a key or value is wrong; names each.
     """
-    file, changed = (
-        {SPELLINGS.get(name, name): value for name, value in fields.items()}
-        for fields in (read_mapping(Path(path), "job"), keywords)
-    )
-    return validated(TrainJob, {**file, **changed}, os.fspath(path))
+    return layered(read_mapping(Path(path), "job"), set_=keywords, where=os.fspath(path)).job
 
 
 def dump_job(job: TrainJob, *, only_set: bool = False) -> str:
@@ -396,6 +392,8 @@ def layered(
                     # with + or without it is the same key; the last one counts where a mapping has it, too
                     overrides.pop(bare := str(key).lstrip("+"), None)
                     overrides[bare] = (str(key), setting, layer)
+            elif fields.get(name) == layer:
+                raise ConfigError(f"{where}: {name} is given twice, also by AgentJet's name: give one of them")
             else:
                 values[name], fields[name] = value, layer
     if overrides:

@@ -101,6 +101,9 @@ def test_a_job_goes_to_a_file_and_comes_back(tmp_path: Path) -> None:
     path.write_text(dump_job(job))
     assert read_job(path) == job
     assert read_job(path, algorithm="grpo", lr=0.5) == job.model_copy(update={"advantage": "grpo", "lr": 0.5})
+    path.write_text("{model: m, overrides: {trainer.save_freq: 3, trainer.nnodes: 2}}")
+    changed = read_job(path, overrides={"+trainer.save_freq": 7}).flat_overrides
+    assert changed == {"trainer.save_freq": 7, "trainer.nnodes": 2}, "each key of verl is a value of its own"
     for text, said in (
         ("algorithm: ppo\nmodel: m", "advantage"),
         ("model: m\nlrr: 1", "mean 'lr'"),

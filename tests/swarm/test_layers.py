@@ -48,6 +48,14 @@ def test_what_is_wrong_is_named(given_: dict[str, Any], said: str) -> None:
         layered({"model": "tiny"}, set_=given_)
 
 
+def test_a_field_by_both_of_its_names_is_refused_in_one_layer() -> None:
+    model, both = {"model": "tiny"}, {"algorithm": "grpo", "advantage": "rloo"}
+    for job, set_, server in ((both, {}, {}), ({}, both, {}), ({}, {}, both)):
+        with pytest.raises(ConfigError, match="advantage is given twice"):
+            layered({**model, **job}, set_=set_, server=server)
+    assert layered({"model": "tiny", "algorithm": "rloo"}, set_={"advantage": "grpo"}).job.advantage == "grpo"
+
+
 def test_overrides_of_a_wrong_kind_are_named_also_below_those_of_another_layer() -> None:
     with pytest.raises(ConfigError, match="overrides: must be a mapping"):
         layered({"model": "tiny", "overrides": [CLIP]}, set_={"trainer.nnodes": 2})
