@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
@@ -23,10 +23,7 @@ from reward_hooks.runner import HookRunner
 from reward_hooks.spending import Spending, metered
 from swarm.concurrency import all_of
 from swarm.errors import HookError
-from swarm.types import Model
-
-#: ``(groups done, groups in all)``.
-OnDone = Callable[[int, int], None]
+from swarm.types import Model, OnProgress
 
 
 class GroupResult(Model):
@@ -91,7 +88,7 @@ async def run_offline(
     groups: Sequence[RecordedGroup],
     against: Hooks | None = None,
     config: OfflineConfig = OfflineConfig(),
-    on_done: OnDone | None = None,
+    on_progress: OnProgress | None = None,
 ) -> HookReport:
     """Score every group with ``hooks`` (and ``against``), again in shuffled orders, and compare.
 
@@ -99,7 +96,7 @@ async def run_offline(
         hooks: the rewards to report.
         groups: from :func:`reward_hooks.recorded.read_groups`.
         against: another hook to compare the orders with.
-        on_done: called after each group.
+        on_progress: called after each group.
     """
     began = time.monotonic()
     side = _Side(hooks, config.timeout)
@@ -112,8 +109,8 @@ async def run_offline(
         async with permits:
             report = await _report(side, other, config, number, group)
         done += 1
-        if on_done is not None:
-            on_done(done, len(groups))
+        if on_progress is not None:
+            on_progress("scoring", done, len(groups), "groups")
         return report
 
     reports = await all_of([work(number, group) for number, group in enumerate(groups)])

@@ -103,9 +103,7 @@ def try_hooks(
     groups = list(islice(read_groups(data), limit))
     if not groups:
         raise ConfigError(f"{data} holds no group")
-    return asyncio.run(
-        run_offline(hooks, groups, other, config, lambda done, total: on_progress("scoring", done, total, "groups"))
-    )
+    return asyncio.run(run_offline(hooks, groups, other, config, on_progress))
 
 
 def print_hook_report(report: HookReport, show: int, full: bool) -> None:

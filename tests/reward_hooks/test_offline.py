@@ -41,14 +41,18 @@ GROUPS = [
 
 
 async def test_a_report_is_complete() -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[object, ...]] = []
+
+    def on_progress(*said: object) -> None:
+        told.append(said)
+
     report = await run_offline(
         Hooks(longer, source="longer"),
         GROUPS,
         Hooks(shorter, source="shorter"),
-        on_done=lambda done, total: told.append((done, total)),
+        on_progress=on_progress,
     )
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert told == [("scoring", done, 4, "groups") for done in (1, 2, 3, 4)]
     assert (report.scored, report.failed, report.uninformative) == (3, {"hook_raised": 1}, 1)
     # equals keep their order
     assert [one.order for one in report.groups] == [[1, 2, 0], [0, 1], [], [0, 1]]
