@@ -10,10 +10,11 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Annotated, Any, TypeVar, cast, get_args
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from swarm.errors import ConfigError
@@ -80,6 +81,21 @@ def path_in(folder: Path, path: str) -> Path:
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """:func:`parse_mapping` of the file at ``path``; raises as :func:`read_text` does."""
     return parse_mapping(read_text(path, what), f"the {what} {path}")
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        # what is asked for is added at its end
+        if parts.port != 0 and parts.hostname and not {"?", "#"} & set(url):
+            return url
+    except ValueError:
+        pass
+    raise ValueError("must be an address like http://127.0.0.1:8001/v1, without a query")
+
+
+#: Of a server that is asked over HTTP, such as an OpenAI-compatible one.
+BaseUrl = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(_address)]
 
 
 def environment_key(variable: str, whose: str) -> str:

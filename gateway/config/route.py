@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 
-from gateway.config.takeover import BaseUrl, ServeConfig
+from gateway.config.takeover import ServeConfig
 from gateway.data.consent import ConsentRule, PrivacyRules, Redaction
 from reward_hooks.contract import RULE_NAME
 from swarm.client.wire import parse_server_token, parse_server_url, parse_token
 from swarm.errors import ConfigError
 from swarm.packs import required
 from swarm.types import Model
+from swarm.validation import BaseUrl
 
 PolicyKind = Literal["best", "first"]
 WhenBatchWaits = Literal["best", "single"]

@@ -9,26 +9,12 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from swarm.evidence.pairs import MAX_NAME, MAX_SUITES, GateRules
 from swarm.evidence.stages import Shares, StageName, StageRules, TrialRules
 from swarm.types import Model
-
-
-def _address(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        # what is asked for is added at its end
-        if parts.port != 0 and parts.hostname and not {"?", "#"} & set(url):
-            return url
-    except ValueError:
-        pass
-    raise ValueError("must be an address like http://127.0.0.1:8001/v1, without a query")
-
-
-#: Of an OpenAI-compatible server.
-BaseUrl = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(_address)]
+from swarm.validation import BaseUrl
 
 
 class IncumbentUpstream(Model):

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from reward_hooks.spending import METERS, Spending
 from swarm.errors import HookError
 from swarm.types import Model
+from swarm.validation import BaseUrl
 
 
 class Endpoint(Model):
@@ -26,7 +27,7 @@ class Endpoint(Model):
     Do not use the gateway's address: every question to it would start a group of its own.
     """
 
-    base_url: str = Field(pattern=r"^https?://", description="ends with /v1 as in the OpenAI SDK")
+    base_url: BaseUrl = Field(description="ends with /v1 as in the OpenAI SDK")
     model: str = Field(default="", description="sent as the model of each call; empty: not sent")
     api_key_env: str = Field(default="", description="environment variable that holds the key; empty: no key")
     extra_body: dict[str, Any] = Field(default={}, description="further fields of each call, e.g. reasoning_effort")

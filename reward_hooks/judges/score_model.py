@@ -94,7 +94,7 @@ class ScoreModel(Judge):
 
     name = "score_model"
     api: Literal["score", "pooling", "json"] = "score"
-    route: str = Field(default="", description="path of the call; default: /score or /pooling")
+    route: str = Field(default="", description="path of the call, with its query; default: /score or /pooling")
     body: dict[str, Any] = Field(
         default={},
         description="of api json: what is sent; strings may hold {prompt}, {answer}, and a string that is just "

@@ -323,6 +323,8 @@ async def test_hooks_without_async_may_each_ask_one_judge_in_an_event_loop_of_th
     [
         ({"kind": "oracle"}, "oracle"),
         ({"kind": "listwise", "endpoint": {"base_url": "x"}}, "base_url"),
+        ({"kind": "listwise", "endpoint": {"base_url": "http://x:80o1/v1"}}, "base_url: must be an address"),
+        ({"kind": "listwise", "endpoint": {"base_url": "http://x/v1?a=1"}}, "base_url: must be .* without a query"),
         ({"kind": "listwise", "endpoint": {"base_url": "http://x"}, "rubrik": "r"}, "rubrik"),
         ({"kind": "listwise", "endpoint": {"base_url": "http://x"}, True: "on"}, "unknown key 'True'"),
         ({"kind": "listwise", "endpoint": {"base_url": "http://x", "max_cost": 1}}, "max_cost needs"),
