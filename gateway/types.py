@@ -168,13 +168,13 @@ class AnyRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A whole answer: a ``chat.completion`` body, and the same as ``chat.completion.chunk`` bodies; ``close`` as of
-    :class:`Live`."""
+    """A whole answer: a ``chat.completion`` body, and where a stream was asked for, the same as
+    ``chat.completion.chunk`` bodies; ``close`` as of :class:`Live`."""
 
     completion: dict[str, Any]
-    chunks: Callable[[], Iterable[dict[str, Any]]]
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     close: Callable[[], Awaitable[None]] | None = None
+    chunks: Callable[[], Iterable[dict[str, Any]]] = tuple
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,4 +356,4 @@ def _decided(run: GroupRun, incoming: Incoming, delivered: Sequence[int], report
         if not whole and run.session is not None:
             run.session.abandoned()
 
-    return Decided(completion_of(answers, answer_id), chunks, report.headers(), close)
+    return Decided(completion_of(answers, answer_id), report.headers(), close, chunks)

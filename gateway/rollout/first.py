@@ -13,13 +13,13 @@ says that nothing was sampled is true; the engine's own words reach the applicat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar
 
-from adapters.dialects import LLMRequest, SampledAnswer, to_json
-from adapters.dialects.chat_answers import Assembly, chunks_of, completion_of, total_usage
+from adapters.dialects import LLMRequest, to_json
+from adapters.dialects.chat_answers import Assembly, completion_of, total_usage
 from adapters.dialects.jsons import encode
 from gateway.observability.request import phase
 from gateway.rollout.answering import run_with_group
@@ -73,9 +73,8 @@ async def _whole(run: GroupRun, incoming: Incoming) -> Decided:
     answers = [run.samples[index].answer for index in delivered]
     run.deliver(answers[0].message, None, len(delivered))
     run.settle((), None, delivered)
-    chunks = partial(chunks_of, answers, run.shaped.answer_id, include_usage=incoming.call.include_usage)
     report = _report(run, run.samples[delivered[0]].policy_version)
-    return Decided(completion_of(answers, run.shaped.answer_id), chunks, report.headers())
+    return Decided(completion_of(answers, run.shaped.answer_id), report.headers())
 
 
 def _report(run: GroupRun, version: int | None) -> GroupReport:
@@ -232,14 +231,7 @@ async def single(
     completion, version = await _awake(
         training, incoming, lambda: swarm.sampler.complete(swarm.engine, body, _deadline(training)), patient=patient
     )
-
-    def chunks() -> Iterator[Chunk]:
-        answers = [
-            SampledAnswer.from_completion({**completion, "choices": [choice]}) for choice in completion["choices"]
-        ]
-        return chunks_of(answers, str(completion.get("id")), include_usage=call.include_usage)
-
-    return Decided(completion, chunks, _untrained(version, reason).headers())
+    return Decided(completion, _untrained(version, reason).headers())
 
 
 async def engine_answer(training: Training, path: str, body: bytes) -> Answer:

@@ -12,12 +12,10 @@ import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any, Self, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from adapters.dialects import DIALECTS, ResponsesDialect, SampledAnswer, to_json
-from adapters.dialects.chat_answers import chunks_of
 from adapters.dialects.jsons import error_in, object_in
 from adapters.dialects.sse import data_in
 from gateway.config.route import UpstreamConfig
@@ -308,9 +306,8 @@ def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:
     if not isinstance(relayed.body, bytes):
         return Live(_chunks(relayed.body), headers, relayed.close)
     completion = _object(relayed.body)
-    answer = SampledAnswer.from_completion(completion)
-    chunks = partial(chunks_of, [answer], str(completion.get("id", "")), include_usage=True)
-    return Decided(completion, chunks, headers)
+    SampledAnswer.from_completion(completion)
+    return Decided(completion, headers)
 
 
 async def _chunks(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any]]:

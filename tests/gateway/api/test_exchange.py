@@ -291,7 +291,7 @@ async def test_no_proxy_holds_back_a_stream_that_is_passed_on() -> None:
 
 
 async def test_a_plain_answer_has_its_length_and_is_closed() -> None:
-    decided = Decided(completion("hi"), lambda: (), {"x-swarm-trained": "true"})
+    decided = Decided(completion("hi"), {"x-swarm-trained": "true"})
     delivery = Delivery(ChatDialect(), decided, streamed=False)
     async with serving(delivery.app) as http:
         response = await http.post("/")

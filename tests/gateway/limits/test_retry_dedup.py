@@ -38,7 +38,7 @@ def retry(count: int = 1, text: str = "hello", **headers: str) -> Incoming:
 
 
 def decided(text: str) -> Decided:
-    return Decided({"text": text}, lambda: ())
+    return Decided({"text": text})
 
 
 def said(outcome: Outcome) -> str:
@@ -344,7 +344,7 @@ async def test_what_is_whole_is_held_until_the_last_has_it(retries: RetryDedup) 
         closed.append(True)
 
     async def work() -> Outcome:
-        return Decided({"text": "0"}, lambda: (), {}, close)
+        return Decided({"text": "0"}, close=close)
 
     one, two = await retries.run(first(), ROUTE, work), await retries.run(retry(), ROUTE, work)
     assert one.close is not None and two.close is not None

@@ -200,8 +200,6 @@ async def test_a_dialect_that_is_not_spoken_becomes_a_chat(plain: Plain, ours: U
         outcome = await ours.relay(message(), "why")
         assert isinstance(outcome, Decided) and outcome.completion == completion("from the upstream")
         assert outcome.headers == {"x-swarm-trained": "false", "x-swarm-drop-reason": "why"}
-        told = [chunk["choices"][0]["delta"].get("content") for chunk in outcome.chunks() if chunk["choices"]]
-        assert "".join(filter(None, told)) == "from the upstream"
     assert [got.target for got in plain.got] == [MESSAGES, CHAT, CHAT], "asked once, then known"
     await ours.relay(message(metadata={"session_id": "s"}), "")
     assert "metadata" not in plain.got[-1].body, "OpenAI refuses it in a chat that it does not store"
