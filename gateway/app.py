@@ -33,7 +33,6 @@ from gateway.sessions.conversation import GroupWatcher
 from swarm.concurrency import Background
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
-from swarm.http.guard import LoopbackGuard
 from swarm.http.routes import JsonRoute, OpenApi, Security
 from swarm.http.serve import TLSFiles, allow_connections, bind, run_app, spare_collections, url_of
 from swarm.packs import required
@@ -48,7 +47,6 @@ retry helps; every response carries `x-request-id`."""
 #: Path of what is mounted last: whatever else is asked for under ``/v1``.
 ANY_OTHER = "/v1/{path:path}"
 _SCHEMES = {"key": {"type": "http", "scheme": "bearer", "description": "a key of the gateway"}}
-_REMEDY = "give the gateway keys (`api_keys` or `keys_file`, and `host: 0.0.0.0` to be reached) and send one"
 #: the empty alternative: a gateway without keys
 _KEY: Security = [{"key": []}, {}]
 
@@ -82,8 +80,9 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
             Middleware(TelemetryMiddleware),
             # a browser asks without a key what it may send
             *_cors(config.cors_origins),
-            Middleware(LoopbackGuard, enabled=keys.open, remedy=_REMEDY, origins=config.cors_origins),
-            Middleware(KeyMiddleware, keys=keys, exempt=page.path if page is not None else ""),
+            Middleware(
+                KeyMiddleware, keys=keys, origins=config.cors_origins, exempt=page.path if page is not None else ""
+            ),
             Middleware(ErrorMiddleware, body_limit=partial(body_limit, limits), on_http_exception=_on_http_exception),
         ],
         lifespan=lifespan,

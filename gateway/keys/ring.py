@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs
@@ -44,6 +44,7 @@ from swarm.errors import (
     SwarmGatewayError,
 )
 from swarm.http.asgi import bearer_bytes, error_response
+from swarm.http.guard import foreign
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ _OPERATORS = ("/status", "/metrics")
 _MOST_NAME = 200
 #: Probes of whether the process answers need no key.
 OPEN = ("/health", "/ping")
+_REMEDY = "give the gateway keys (`api_keys` or `keys_file`, and `host: 0.0.0.0` to be reached) and send one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class KeyRing:
         virtual = self._virtual.find(key_digest) if self._virtual is not None else None
         fixed = matching(key_digest, self._fixed)
         if fixed is not None:
-            return self._heeded(fixed)
+            return fixed
         if virtual is None:
             raise AuthenticationError(
                 "wrong or missing API key: send one of the gateway's keys as `Authorization: Bearer ...` or `x-api-key`"
@@ -157,12 +159,7 @@ class KeyRing:
         self._used[virtual.id] = now
         routes = frozenset(virtual.routes) if virtual.routes is not None else None
         caller = Caller(virtual.id, routes, virtual.max_in_flight, virtual.label, virtual.train, virtual.side)
-        return self._heeded(Holder(caller, virtual.admin, virtual))
-
-    def _heeded(self, holder: Holder) -> Holder:
-        """``holder``, untrained if its key said no."""
-        refuses = self.refusals.refuses(holder.caller.key_id)
-        return replace(holder, caller=replace(holder.caller, train=False)) if refuses else holder
+        return Holder(caller, virtual.admin, virtual)
 
     async def opt_out(self, key_id: str, session: str) -> bool:
         """Keep and train nothing more of a key, of a session, or of a key's session; whether that is new.
@@ -267,18 +264,24 @@ class KeyRing:
 
 
 class KeyMiddleware:
-    """Refuses with 401, 403 or 429, in the dialect of the path.
+    """Refuses with 401, 403 or 429, in the dialect of the path; where no key is needed, what :func:`foreign` refuses.
 
     Args:
+        origins: of web pages that are welcome without a key.
         exempt: path whose routes check who calls themselves, as those below it do; empty: none.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, exempt: str = "") -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, origins: Iterable[str] = (), exempt: str = "") -> None:
         self.app = app
         self._keys = keys
+        self._origins = frozenset(origin.encode() for origin in origins)
         self._exempt = exempt
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        without_key = scope["type"] == "http" and self._keys.open
+        if without_key and (error := foreign(scope["headers"], _REMEDY, self._origins)) is not None:
+            await error_response(error)(scope, receive, send)
+            return
         # a browser asks without a key what it may send, which no endpoint answers
         is_open = scope["type"] != "http" or scope["method"] == "OPTIONS" or scope["path"] in OPEN
         if is_open or (self._exempt and f"{scope['path']}/".startswith(f"{self._exempt}/")):
@@ -299,9 +302,10 @@ class KeyMiddleware:
             dialect = dialect_of(scope["path"], scope["headers"])
             await error_response(exc, encode(dialect.error(exc)))(scope, receive, send)
             return
-        scope.setdefault("state", {})["caller"] = holder.caller
-        note(key=holder.caller.key_id)
-        if holder.caller.train is False:
+        caller = holder.caller
+        scope.setdefault("state", {})["caller"] = caller
+        note(key=caller.key_id)
+        if caller.train is False or self._keys.refusals.refuses(caller.key_id):
             note(texts=False)
         await self.app(scope, receive, send)
 

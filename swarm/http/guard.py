@@ -1,7 +1,7 @@
 """What keeps web pages away from a server on loopback that asks for no key.
 
 Invariant: a request that a browser sends on behalf of a foreign page, by its own origin or by a name that the page has
-rebound to this machine, reaches no route behind :class:`LoopbackGuard`.
+rebound to this machine, is what :func:`foreign` refuses.
 """
 
 from __future__ import annotations
@@ -15,32 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from swarm.errors import RequestError
 from swarm.http.asgi import RawHeaders, error_response, has_body, header
 from swarm.http.client import is_loopback
-
-
-class LoopbackGuard:
-    """Refuse requests that are not addressed to a loopback name (421) or come from another host's page (403).
-
-    Programs send no ``Origin``, and their ``Host`` is the address that they connect to, so they do not notice.
-
-    Args:
-        enabled: off where every request must carry a key, which no foreign page has.
-        remedy: says to who comes by another name how to be let in.
-        origins: of pages that are welcome.
-    """
-
-    def __init__(self, app: ASGIApp, enabled: bool, remedy: str, origins: Collection[str] = ()) -> None:
-        self.app = app
-        self._enabled = enabled
-        self._remedy = remedy
-        self._origins = frozenset(origin.encode() for origin in origins)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        enabled = self._enabled and scope["type"] == "http"
-        error = foreign(scope["headers"], self._remedy, self._origins) if enabled else None
-        if error is None:
-            await self.app(scope, receive, send)
-        else:
-            await error_response(error)(scope, receive, send)
 
 
 class JsonBodies:
@@ -73,7 +47,15 @@ class JsonBodies:
 
 
 def foreign(headers: RawHeaders, remedy: str, origins: Collection[bytes] = ()) -> RequestError | None:
-    """Why :class:`LoopbackGuard` refuses a request with these headers; ``None`` if it does not. Arguments as there."""
+    """Why a request without a key is refused that has these headers, if it is: it is not addressed to a loopback name
+    (421), or comes from another host's page (403).
+
+    Programs send no ``Origin``, and their ``Host`` is the address that they connect to, so they do not notice.
+
+    Args:
+        remedy: says to who comes by another name how to be let in.
+        origins: of pages that are welcome.
+    """
     host = header(headers, b"host")
     # HTTP/1.0 needs no host; browsers always send one
     if host is not None and not _names_loopback(b"//" + host):

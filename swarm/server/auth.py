@@ -207,8 +207,8 @@ _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 class AuthMiddleware:
     """Answer 401 to callers without a known token, 403 to those whose token lacks the scope.
 
-    Anonymous callers are also held to what :class:`~swarm.http.guard.LoopbackGuard` lets through, because a web page
-    can make a browser on this machine send requests.
+    Anonymous callers are also held to what :func:`~swarm.http.guard.foreign` lets through, because a web page can make
+    a browser on this machine send requests.
     """
 
     def __init__(self, app: ASGIApp, ring: TokenRing, anonymous: bool | None, scopes: Scopes) -> None:

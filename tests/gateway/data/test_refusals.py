@@ -74,16 +74,16 @@ async def test_the_oldest_sessions_leave_and_no_key_does(tmp_path: Path, monkeyp
 
 async def test_a_ring_says_no_for_a_key_that_opted_out_and_for_no_other(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
-    (key, text), (_, other) = file.create("shop", train=True), file.create("web")
+    (key, _), (web, _) = file.create("shop", train=True), file.create("web")
     config = GatewayConfig.model_validate({"hooks": "h", "keys_file": str(file.path), "api_keys": ["fixed"]})
     keys = KeyRing(config)
-    assert keys.holder(digest(text)).caller.train is True
+    assert not keys.refusals.refuses(key.id)
     assert await keys.opt_out(key.id, "") and not await keys.opt_out(key.id, "") and not await keys.opt_out(key.id, "s")
     fixed = keys.holder(digest(b"fixed")).caller
-    assert await keys.opt_out(fixed.key_id, "") and keys.holder(digest(b"fixed")).caller.train is False
+    assert await keys.opt_out(fixed.key_id, "")
     for ring in (keys, KeyRing(config)):
-        assert ring.holder(digest(text)).caller.train is False
-        assert ring.holder(digest(other)).caller.train is None
+        assert ring.refusals.refuses(key.id) and ring.refusals.refuses(fixed.key_id)
+        assert not ring.refusals.refuses(web.id)
     with pytest.raises(NotFoundError, match="keys list"):
         await keys.opt_out("f00", "")
     with pytest.raises(RequestError, match="name a key"):
@@ -110,7 +110,7 @@ async def test_a_look_at_the_file_takes_back_no_no_that_is_said_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = KeyFile(tmp_path / "keys.json")
-    (first, _), (second, text) = file.create("shop"), file.create("web")
+    (first, _), (second, _) = file.create("shop"), file.create("web")
     keys = KeyRing(GatewayConfig.model_validate({"hooks": "h", "keys_file": str(file.path)}))
     # now there is something to read
     await keys.opt_out(first.id, "")
@@ -130,7 +130,7 @@ async def test_a_look_at_the_file_takes_back_no_no_that_is_said_meanwhile(
     await asyncio.wait({saying_no}, timeout=0.3)
     go_on.set()
     await asyncio.gather(looking, saying_no)
-    assert keys.holder(digest(text)).caller.train is False
+    assert keys.refusals.refuses(second.id)
 
 
 async def test_a_session_that_said_no_stays_untrained_after_a_restart(rig: server.Rig, tmp_path: Path) -> None:
@@ -147,6 +147,19 @@ async def test_a_session_that_said_no_stays_untrained_after_a_restart(rig: serve
     assert await trained("his") == "true"
     assert await trained("hers", **NO) == await trained("hers") == "false"
     assert len(json.loads((tmp_path / "keys.json.refusals").read_text())["sessions"]) == 1
+
+
+async def test_what_a_key_that_said_no_sends_is_neither_trained_nor_written(rig: server.Rig, tmp_path: Path) -> None:
+    rig.vllm.default = plain([1])
+    file, log = KeyFile(tmp_path / "keys.json"), tmp_path / "requests.jsonl"
+    key, app = file.create("shop", train=True)
+    await Refusals(file.refusals_path).add(key.id, "")
+    settings: dict[str, Any] = {"keys_file": file.path, "request_log": {"path": log}}
+    async with gateway_before(str(rig.client.base_url), tmp_path, **settings) as http:
+        assert (await http.post(CHAT, json=BODY, headers={"x-api-key": app})).headers["x-swarm-trained"] == "false"
+        told = {"request_id": "any", "comment": "mine"}
+        await http.post("/v1/feedback", json=told, headers={"x-api-key": app})
+    assert [json.loads(line)["request"] for line in log.read_text().splitlines()] == [None, None]
 
 
 async def test_a_sessions_no_holds_for_the_sub_agents_of_its_sub_agents(rig: server.Rig, tmp_path: Path) -> None:
