@@ -320,18 +320,6 @@ class RouteSettings(Model):
             return rules
         return [rule for entry in cast("list[Any]", rules) for rule in (SHIPPED if entry == AGENTS else [entry])]
 
-    def idle_seconds(self, *, credits: bool) -> float:
-        """When a silent conversation is over; ``credits``: a hook is then asked what its open groups earned."""
-        seconds = self.session_idle_seconds
-        if credits:
-            return 300.0 if seconds is None else seconds
-        # feedback to an answer whose group is open must find its conversation
-        return max(1800.0 if seconds is None else seconds, self.feedback_window_seconds)
-
-    def window_seconds(self, *, credits: bool) -> float:
-        """How long a judged group may stay open for feedback and, with ``credits``, for the end of its session."""
-        return max(self.feedback_window_seconds, self.session_window_seconds if credits else 0.0)
-
     @model_validator(mode="before")
     @classmethod
     def _token_out_of_the_address(cls, data: Any) -> Any:

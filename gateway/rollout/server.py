@@ -422,7 +422,8 @@ class Training:
     @property
     def window_seconds(self) -> float:
         """How long a judged group may stay open for feedback and for the end of its session; 0: not at all."""
-        return self.settings.window_seconds(credits=self.hooks.ends_sessions)
+        session_window = self.settings.session_window_seconds if self.hooks.ends_sessions else 0.0
+        return max(self.settings.feedback_window_seconds, session_window)
 
     @property
     def idle_seconds(self) -> float:

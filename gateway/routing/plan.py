@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from gateway.config.gateway import ONLY_ROUTE, GatewayConfig, RouteConfig, is_pattern
 from gateway.config.route import RouteSettings, Share, UpstreamConfig
 from gateway.config.takeover import ServeConfig
+from gateway.sessions.sessions import idle_seconds
 from gateway.takeover.suites import Suite
 from reward_hooks import Hooks, load_hooks
 from swarm.credentials import digest
@@ -134,7 +135,7 @@ def _incumbent(settings: RouteSettings, serve: ServeConfig) -> UpstreamConfig:
 
 
 def _check_sessions(settings: RouteSettings, hooks: Hooks) -> None:
-    idle, window = settings.idle_seconds(credits=True), settings.session_window_seconds
+    idle, window = idle_seconds(settings, credits=True), settings.session_window_seconds
     if hooks.session_end is not None and 0 < window <= idle:
         raise ConfigError(
             f"session_idle_seconds ({idle:g}) is not below session_window_seconds ({window:g}): a session that falls "

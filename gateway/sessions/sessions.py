@@ -247,7 +247,7 @@ class Sessions:
             del under_way[link]
         if conversation.ending is not None:
             conversation.ending.cancel()
-        seconds = conversation.settings.idle_seconds(credits=conversation.hooks.ends_sessions)
+        seconds = idle_seconds(conversation.settings, credits=conversation.hooks.ends_sessions)
         silent = max(under_way.values(), default=now)
         conversation.ending = loop.call_at(silent + seconds, self._end, conversation, "idle")
 
@@ -348,6 +348,15 @@ class SessionLink:
         if self.turn is not None:
             self.turn.observe("abandoned", 1.0)
             self.sessions.counts.signals["abandoned"] += 1
+
+
+def idle_seconds(settings: RouteSettings, *, credits: bool) -> float:
+    """When a silent conversation is over; ``credits``: a hook is then asked what its open groups earned."""
+    seconds = settings.session_idle_seconds
+    if credits:
+        return 300.0 if seconds is None else seconds
+    # feedback to an answer whose group is open must find its conversation
+    return max(1800.0 if seconds is None else seconds, settings.feedback_window_seconds)
 
 
 def plain_id(completion_id: str) -> str:
