@@ -89,6 +89,7 @@ class RequestRecord:
         request, response: the first ``keep`` bytes of each body.
         first_seconds: from arrival to the first event of a stream, keep-alives apart.
         seconds, outcome: from arrival to the end of the response; set by :meth:`end`.
+        ended: whether that was called.
     """
 
     request_id: str
@@ -115,8 +116,8 @@ class RequestRecord:
     seconds: float = 0.0
     outcome: OutcomeName = "failed"
     phase_seconds: float = 0.0
+    ended: bool = False
     _began: float = field(default_factory=time.perf_counter)
-    _ended: bool = False
     _disconnected: bool = False
     _parts: int = 0
     _running_phases: int = 0
@@ -173,15 +174,15 @@ class RequestRecord:
     def end_phase(self, now: float) -> None:
         """A phase ends."""
         self._running_phases -= 1
-        if self._running_phases == 0 and not self._ended:
+        if self._running_phases == 0 and not self.ended:
             self.phase_seconds += now - self._phases_began
 
     def end(self, *, whole: bool) -> None:
         """The response is sent (``whole``), or nobody waits for the rest."""
         now = time.perf_counter()
-        if self._running_phases and not self._ended:
+        if self._running_phases and not self.ended:
             self.phase_seconds += now - self._phases_began
-        self._ended = True
+        self.ended = True
         self.seconds = now - self._began
         self.outcome = self._outcome(whole)
 

@@ -127,20 +127,17 @@ class TelemetryMiddleware:
             texts=_may_keep(state["gateway"].routes.plan.config, headers),
         )
         telemetry.under_way.add(record)
-        whole = False
 
         async def sending(message: Message) -> None:
-            nonlocal whole
             await send(message)
             record.sent(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                whole = True
                 record.end(whole=True)
                 telemetry.request_over(record, span)
 
         async def receiving() -> Message:
             message = await receive()
-            if not whole:
+            if not record.ended:
                 record.received(message)
             return message
 
@@ -158,7 +155,7 @@ class TelemetryMiddleware:
                 record.status = record.status or 500
                 raise
             finally:
-                if not whole:
+                if not record.ended:
                     record.end(whole=False)
                     telemetry.request_over(record, span)
 

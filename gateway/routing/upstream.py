@@ -193,12 +193,11 @@ class Upstream:
         if _has_dots(path):
             raise NotFoundError("a path below /v1 has no parts of dots, which lead elsewhere", param="path")
         url = self._base + path.removeprefix("/v1") + (f"?{query}" if query else "")
-        stack = AsyncExitStack()
-        try:
+        async with AsyncExitStack() as held:
             with self.breaker.call() as call:
                 try:
                     async with asyncio.timeout(self._timeout):
-                        answer = await self._reached(stack, method, url, body, self._headers(more))
+                        answer = await self._reached(held, method, url, body, self._headers(more))
                         whole = None if stream and answer.status == 200 else await answer.read()
                 except TimeoutError:
                     late = f"{self._name} gave no answer in time"
@@ -214,10 +213,7 @@ class Upstream:
             }
             if whole is not None:
                 return Relayed(answer.status, headers, whole)
-            held = stack.pop_all()
-        finally:
-            await stack.aclose()
-        return Relayed(answer.status, headers, self._parts(answer), held.aclose)
+            return Relayed(answer.status, headers, self._parts(answer), held.pop_all().aclose)
 
     async def _reached(
         self, stack: AsyncExitStack, method: str, url: str, body: bytes, headers: Mapping[str, str]
