@@ -28,7 +28,7 @@ from gateway.config.route import RouteSettings
 from gateway.observability.request import note, phase
 from gateway.sessions.conversation import AGENT_HEADERS
 from gateway.types import Caller, Incoming, Live, Outcome, Relayed, stream_of
-from swarm.concurrency import Signal
+from swarm.concurrency import Latest, Signal
 from swarm.errors import ConflictError, OverloadedError, UnavailableError
 from swarm.http.asgi import SDK_RETRIES, is_sdk_retry
 
@@ -175,7 +175,7 @@ class RetryDedup:
         self._latest: dict[tuple[str, str, str], _Shared] = {}
         self._running: set[_Shared] = set()
         #: how many requests of a key were answered with an error and not asked again yet, and when that last changed
-        self._errors: dict[tuple[str, str, str], tuple[int, float]] = {}
+        self._errors = Latest[tuple[str, str, str], tuple[int, float]](_REMEMBERED_MOST)
         self.joined = 0
 
     def __len__(self) -> int:
@@ -241,8 +241,6 @@ class RetryDedup:
         errors = errors if now - changed < _LATEST_RETRY else 0
         if errors + more > 0:
             self._errors[key] = errors + more, now
-            for oldest in list(self._errors)[:-_REMEMBERED_MOST]:
-                del self._errors[oldest]
         return errors
 
     def _forget(self, shared: _Shared) -> None:
