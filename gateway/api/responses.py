@@ -25,7 +25,6 @@ from adapters.dialects.sse import SseDecoder
 from gateway.api.endpoint import Answering, DialectEndpoint, caller_of
 from gateway.api.exchange import Rendering
 from gateway.api.others import Passthrough
-from gateway.data.consent import Consent
 from gateway.observability.request import deleted, notes
 from gateway.runtime import Gateway
 from gateway.sessions.response_store import ResponseStore, StoredResponse, unknown_response
@@ -65,15 +64,7 @@ class ResponsesEndpoint(DialectEndpoint):
     def rendering(
         self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any], more_headers: Mapping[str, str]
     ) -> Rendering:
-        return _StoringRendering(
-            self.dialect,
-            data,
-            incoming.call.stream,
-            more_headers,
-            gateway.responses,
-            incoming.caller.key_id,
-            incoming.consent,
-        )
+        return _StoringRendering(self.dialect, data, incoming.call.stream, more_headers, gateway.responses, incoming)
 
     async def answer(self, gateway: Gateway, incoming: Incoming, data: Mapping[str, Any]) -> Outcome:
         """A response of an upstream that stands in is stored, too: the swarm may answer the next turn."""
@@ -114,8 +105,7 @@ class _StoringRendering(Rendering):
     """Stores what it renders, unless the request says ``store: false`` or nothing of it may be kept."""
 
     store: ResponseStore
-    key_id: str
-    consent: Consent
+    incoming: Incoming
 
     def body(self, completion: Mapping[str, Any]) -> bytes:
         response = self.dialect.answer(self.data, completion)
@@ -135,10 +125,11 @@ class _StoringRendering(Rendering):
             return
         items = [*_items(self.data.get("input")), *response["output"]]
         # it repeats the instructions, the tools and the metadata
-        if not self.consent.keeps([without_seals(items), response]):
+        if not self.incoming.consent.keeps([without_seals(items), response]):
             return
         size = len(encode(response)) if size is None else size
-        self.store.put(self.key_id, StoredResponse(response, items, size + len(encode(items)), notes()))
+        stored = StoredResponse(response, items, size + len(encode(items)), notes())
+        self.store.put(self.incoming.caller.key_id, stored)
 
 
 class _StoringStream(ResponseStream):
