@@ -13,6 +13,9 @@ from typing import Any
 from adapters.dialects.jsons import encode
 from swarm.errors import UpstreamError
 
+EVENTS = "text/event-stream"
+#: Of an answer in events that no proxy should hold back.
+HEADERS = {"content-type": f"{EVENTS}; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 #: A comment, which every client ignores.
 COMMENT = b": keep-alive\n\n"

@@ -18,9 +18,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import Dialect, EventStream
+from adapters.dialects import Dialect, EventStream, sse
 from adapters.dialects.jsons import encode, error_in
-from adapters.dialects.sse import whole_events
 from gateway.types import Decided, Live, Outcome, Prospect, Relayed
 from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import RelayedError, SwarmGatewayError, UpstreamError
@@ -28,9 +27,6 @@ from swarm.http.asgi import error_response, internal_error, stopping
 
 logger = logging.getLogger(__name__)
 
-SSE = "text/event-stream"
-#: Of an event stream that no proxy should hold back.
-_SSE_HEADERS = {"content-type": f"{SSE}; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 #: Chunks of a finished answer that go out in one write: a long answer is thousands of them.
 _CHUNKS_PER_WRITE = 16
 
@@ -132,7 +128,7 @@ async def _send_outcome(out: _Sender, outcome: Outcome, rendering: Rendering, ev
                 if events is None:
                     # the pipeline answers a plain request whole
                     raise UpstreamError("a stream came where none was asked for", code="malformed_answer")
-                out.prepare(200, {**_SSE_HEADERS, **outcome.headers})
+                out.prepare(200, {**sse.HEADERS, **outcome.headers})
                 async for part in parts_of(outcome, events):
                     await out.write(part)
         await out.finish()
@@ -148,7 +144,7 @@ class _Sender:
         self._send = send
         self._more = more_headers
         self._status = 200
-        self._headers: Mapping[str, str] = _SSE_HEADERS
+        self._headers: Mapping[str, str] = sse.HEADERS
         self._writing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
@@ -157,7 +153,7 @@ class _Sender:
     @property
     def has_events(self) -> bool:
         """Whether what goes out is a stream of events."""
-        return self._headers.get("content-type", "").startswith(SSE)
+        return self._headers.get("content-type", "").startswith(sse.EVENTS)
 
     def prepare(self, status: int, headers: Mapping[str, str]) -> None:
         """Set status and headers, unless they are out."""
@@ -218,15 +214,15 @@ async def _relay(out: _Sender, relayed: Relayed) -> None:
     Raises:
         RelayedError, UpstreamError: it is not.
     """
-    streamed = relayed.headers.get("content-type", "").startswith(SSE)
+    streamed = relayed.headers.get("content-type", "").startswith(sse.EVENTS)
     if out.started and not (relayed.status == 200 and streamed):
         raise _error_of(relayed)
-    out.prepare(relayed.status, {**(_SSE_HEADERS if streamed else {}), **relayed.headers})
+    out.prepare(relayed.status, {**(sse.HEADERS if streamed else {}), **relayed.headers})
     if isinstance(relayed.body, bytes):
         await out.write(relayed.body)
         return
     # half an event is none, and nothing could follow it
-    async for part in whole_events(relayed.body) if streamed else relayed.body:
+    async for part in sse.whole_events(relayed.body) if streamed else relayed.body:
         await out.write(part)
 
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from adapters.dialects import DIALECTS, ChatDialect, Dialect, dialect_of, left_out_header
+from adapters.dialects import DIALECTS, ChatDialect, Dialect, dialect_of, left_out_header, sse
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
 from swarm.concurrency import ClientGoneError, Once, until_gone
@@ -325,12 +325,7 @@ class EventStreamResponse(Response):
         if self._started:
             return
         self._started = True
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-            **self.begun(),
-        }
+        headers = {**sse.HEADERS, **self.begun()}
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": encoded})
 
