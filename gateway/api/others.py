@@ -97,7 +97,7 @@ class AnyOther:
 
 def _model(headers: Mapping[str, str], body: bytes) -> str | None:
     """The model that a JSON body or a form names."""
-    kind = headers.get("content-type", "")
+    kind = headers.get("content-type", "").lower()
     if kind.startswith("multipart/form-data") and (named := _FORM_MODEL.search(body)) is not None:
         return named[1].decode(errors="replace")
     if not kind.startswith("application/json"):

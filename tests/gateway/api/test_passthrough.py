@@ -119,6 +119,14 @@ async def test_a_compressed_body_leads_to_the_route_of_the_model_that_it_names(
     ]
 
 
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON; charset=utf-8", "Multipart/Form-Data; boundary=x"]
+)
+async def test_the_type_of_a_body_may_be_spelt_in_any_case(kind: str) -> None:
+    form = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--x--\r\n'
+    assert _model({"content-type": kind}, form if "x" in kind else b'{"model": "m"}') == "m"
+
+
 async def test_a_form_whose_every_line_could_begin_a_part_is_read_at_once() -> None:
     headers = {"content-type": "multipart/form-data; boundary=x"}
     began = time.thread_time()
