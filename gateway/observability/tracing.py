@@ -25,14 +25,10 @@ _CLOSE_SECONDS = 5.0
 
 
 class OtelTracer:
-    """Makes the spans of one gateway; sets nothing global, so that an application's own OpenTelemetry is left alone.
-
-    Raises:
-        ConfigError: the extra is not installed.
-    """
+    """Makes the spans of one gateway, where :func:`check_tracing` finds no fault; sets nothing global, so that an
+    application's own OpenTelemetry is left alone."""
 
     def __init__(self, config: TracingConfig) -> None:
-        check_tracing()
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
