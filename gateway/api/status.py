@@ -20,7 +20,6 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.api.endpoint import caller_of
 from gateway.observability.scrubbing import without_credentials
-from gateway.rollout.server import ServerReport
 from gateway.routing.breaker import BreakerState
 from gateway.routing.table import Route, RouteTable
 from gateway.runtime import Gateway
@@ -143,17 +142,13 @@ def _route(gateway: Gateway, route: Route) -> RouteStatus:
 async def _engine(table: RouteTable) -> dict[str, Any]:
     """The engine of the first route that has a swarm; all swarms are asked, so that their state is fresh."""
     swarms = dict.fromkeys(route.swarm for route in table.routes if route.swarm is not None)
-    reports: list[ServerReport] = await asyncio.gather(*(swarm.last_known() for swarm in swarms))
-    if not reports:
+    await asyncio.gather(*(swarm.last_known() for swarm in swarms))
+    if not swarms:
         return {}
-    serving = reports[0]
-    return {
-        "engine": serving.engine or next(iter(swarms)).status().engine,
-        "engine_failure": serving.failure and serving.failure.model_dump(),
-        "model": serving.model,
-        "num_repeat": serving.num_repeat,
-        "policy_version": serving.policy_version,
-    }
+    first = next(iter(swarms))
+    failure = first.report.failure
+    engine = first.status().model_dump(include={"engine", "model", "num_repeat", "policy_version"})
+    return {**engine, "engine_failure": failure and failure.model_dump()}
 
 
 class GatewayCollector(Collector):
