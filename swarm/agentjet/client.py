@@ -14,17 +14,11 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from swarm import client, types
-from swarm.agentjet.executors import (
-    PeriodicDrainThreadPoolExecutor,
-    interrupted,
-    note_begun,
-    note_over,
-    retried,
-)
+from swarm.agentjet.executors import PeriodicDrainThreadPoolExecutor, interrupted, note_begun, note_over
 from swarm.agentjet.job import AgentJetJob
 from swarm.agentjet.schema import OpenaiBaseUrlAndApiKey, Task, WorkflowOutput, task_id_of
 from swarm.client.control import differences
-from swarm.client.episodes import AllFailedError, attempts_of
+from swarm.client.episodes import AllFailedError
 from swarm.client.portal import BlockingCall
 from swarm.client.workflow import output_of
 from swarm.errors import ConfigError, ConflictError, RequestError, StateError, SwarmGatewayError, UnavailableError
@@ -280,17 +274,9 @@ def run_episodes_until_all_complete(
     items = list(tasks)
     if not items:
         return []
-    stopping = threading.Event()
-    work = retried(func, attempts_of(auto_retry), stopping, stopping)
-    with ThreadPoolExecutor(max_workers or len(items), thread_name_prefix="episodes") as pool:
-        try:
-            futures = [pool.submit(work, item) for item in items]
-            wait(futures)
-        except BaseException:
-            # Ctrl-C: what runs may finish, what waits for an episode is not to
-            stopping.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with PeriodicDrainThreadPoolExecutor[ResultT](len(items), max_workers, auto_retry) as pool:
+        futures = [pool.submit(func, item) for item in items]
+        wait(futures)
     errors = [exc for future in futures if isinstance(exc := future.exception(), Exception)]
     if len(errors) == len(items):
         raise AllFailedError(f"all {len(items)} tasks failed", errors)

@@ -54,28 +54,6 @@ def attempt(interrupted: threading.Event | None = None) -> Generator[None]:
             abort(episode_uuid)
 
 
-def retried(
-    fn: Callable[P, T], attempts: int, stopping: threading.Event, interrupted: threading.Event
-) -> Callable[P, T]:
-    """``fn``, tried ``attempts`` times before its error counts; with ``stopping`` set, no more. With ``interrupted`` it
-    waits for no episode either."""
-
-    @functools.wraps(fn)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        for number in range(1, attempts + 1):
-            try:
-                with attempt(interrupted):
-                    return fn(*args, **kwargs)
-            except Exception as exc:
-                if interrupted.is_set() or is_last(exc, number, attempts, "an episode"):
-                    raise
-                if stopping.wait(RetryPolicy().delay(number)):
-                    raise
-        raise AssertionError("there is at least 1 attempt")
-
-    return call
-
-
 class BoundedThreadPoolExecutor(ThreadPoolExecutor):
     """A thread pool whose :meth:`submit` blocks while ``max_queue_size`` calls are not done yet; an episode that a call
     begins must end in that call, or it is aborted."""
@@ -124,6 +102,7 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
         self._workers = workers
         self._attempts = attempts_of(auto_retry)
         self._pool = ThreadPoolExecutor(max_parallel or workers, thread_name_prefix="episodes")
+        #: once it is set nothing is tried again, and with the other one no episode is waited for either
         self._stopping, self._interrupted = threading.Event(), threading.Event()
         self._block_next = block_first_run
         self._undrained: list[Future[T]] = []
@@ -148,8 +127,7 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` in a thread."""
-        call = retried(fn, self._attempts, self._stopping, self._interrupted)
-        future = self._pool.submit(call, *args, **kwargs)
+        future = self._pool.submit(self._tried, functools.partial(fn, *args, **kwargs))
         if self._block_next:
             self._block_next = False
             wait([future])
@@ -161,6 +139,19 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
             self._pool.shutdown(wait)
         finally:
             self._stopping.set()
+
+    def _tried(self, call: Callable[[], T]) -> T:
+        """What ``call`` returns in one of its tries."""
+        for number in range(1, self._attempts + 1):
+            try:
+                with attempt(self._interrupted):
+                    return call()
+            except Exception as exc:
+                if self._interrupted.is_set() or is_last(exc, number, self._attempts, "an episode"):
+                    raise
+                if self._stopping.wait(RetryPolicy().delay(number)):
+                    raise
+        raise AssertionError("there is at least 1 attempt")
 
     def __enter__(self) -> Self:
         return self
