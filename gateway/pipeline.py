@@ -32,7 +32,7 @@ from gateway.sessions.sessions import SessionLink, Sessions
 from gateway.stats import Choice, DropReason, Stats
 from gateway.takeover.delivered import DeliveredAnswers
 from gateway.takeover.incumbent import CHALLENGER, INCUMBENT, POSITION, SOURCE
-from gateway.takeover.shadow import Shadow
+from gateway.takeover.shadow import Shadow, giving_way
 from gateway.takeover.sides import LONGEST_WAIT, Draw
 from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, Outcome, Relayed
 from swarm.client.claiming import NO_EPISODE_NEEDED
@@ -202,9 +202,8 @@ class Pipeline:
             left_out = LeftOut(incoming.left_out.dialect, {}, incoming.left_out.note)
             left_out.add(incoming.call.left_out)
             behind_it = shadow.asks(training, incoming, draw, lambda incoming: upstream.relay(incoming, ""))
-            # with an incumbent at hand, nobody waits for a training step
-            training = replace(training, settings=_impatient(settings))
-            asked = _Asked(replace(incoming, left_out=left_out), route, training, settings.serve.challenger_seconds)
+            within = settings.serve.challenger_seconds
+            asked = _Asked(replace(incoming, left_out=left_out), route, giving_way(training, LONGEST_WAIT), within)
             try:
                 outcome = await self._trained(asked, behind_it)
             except RequestError as exc:
@@ -346,19 +345,6 @@ def with_placeholders(route: Route, body: dict[str, Any]) -> dict[str, Any]:
         return body
     call = LLMRequest(None, body.get("messages") or [], 1, stream=False, include_usage=False, body=body)
     return _masked(Incoming(call, {}, Caller(), "", b"", "", consent=Consent(rules=data.rules))).call.body
-
-
-def _impatient(settings: RouteSettings) -> RouteSettings:
-    """``settings`` for a challenger whose incumbent can answer instead: a request waits for no training step, samples
-    as many answers as a group has, and stops when its user leaves."""
-    return settings.model_copy(
-        update={
-            "claim_wait_seconds": min(settings.claim_wait_seconds, LONGEST_WAIT),
-            "offline_wait_seconds": 0.0,
-            "untrained_repeat": None,
-            "on_disconnect": "cancel",
-        }
-    )
 
 
 def _consents(route: Route, request: Incoming | AnyRequest, *, refuses: bool) -> bool:

@@ -92,7 +92,7 @@ class Overheard:
                         self._whole(self._passed)
                 self._done(self)
 
-        return replace(outcome, headers={**outcome.headers, SOURCE: INCUMBENT}, close=closed)
+        return replace(outcome, close=closed)
 
     def _whole(self, read: Read) -> None:
         self.seconds, self.read = self._loop.time() - self._began, partial(_readable, read)

@@ -162,7 +162,7 @@ class Shadow:
         except UpstreamError as exc:
             logger.debug("the incumbent's answer to request %s is not compared: %s", incoming.request_id, exc)
             return UNREAD
-        training = behind_users(training)
+        training = giving_way(training)
         swarm, settings = training.swarm, training.settings
         incoming = replace(incoming, prospect=Prospect(), left_out=LeftOut())
         if swarm.gone_for(0.0) is not None:
@@ -246,12 +246,19 @@ class Shadow:
         )
 
 
-def behind_users(training: Training) -> Training:
-    """The same for work that gives way: one try, since a claim that waits would take the place of a user of another
-    route."""
-    # groups of another size are another comparison
-    patience = {"claim_wait_seconds": 0.0, "offline_wait_seconds": 0.0, "untrained_repeat": None}
-    settings = training.settings.model_copy(update={**patience, "on_disconnect": "cancel"})
+def giving_way(training: Training, longest_wait: float = 0.0) -> Training:
+    """The same for groups that stop when their user leaves, and that claim for ``longest_wait`` seconds at most. Behind
+    users there is one try, since a claim that waits would take the place of a user of another route; where the
+    incumbent can answer instead, nobody waits for a training step."""
+    settings = training.settings.model_copy(
+        update={
+            "claim_wait_seconds": min(training.settings.claim_wait_seconds, longest_wait),
+            "offline_wait_seconds": 0.0,
+            # groups of another size are another comparison
+            "untrained_repeat": None,
+            "on_disconnect": "cancel",
+        }
+    )
     return replace(training, settings=settings)
 
 

@@ -25,7 +25,7 @@ from gateway.rollout.answering import Untrained, run_with_group
 from gateway.rollout.group import GroupRun
 from gateway.rollout.reference import Drawn
 from gateway.rollout.server import Training
-from gateway.takeover.shadow import Ask, Shadow, behind_users, whole_answer
+from gateway.takeover.shadow import Ask, Shadow, giving_way, whole_answer
 from gateway.types import Caller, Incoming
 from swarm.concurrency import backoff, first_of
 from swarm.data import read_tasks, task_digest
@@ -88,7 +88,7 @@ class Examination:
     def __init__(self, suites: Sequence[Suite], shadow: Shadow, training: Training, ask: Ask) -> None:
         self._suites = suites
         self._shadow = shadow
-        self._training = behind_users(training)
+        self._training = giving_way(training)
         self._ask = ask
         most = min(training.stage_rules.trial_requests, MAX_DRAWS)
         # in an order of its own, so that several gateways, or one that began again, rarely repeat each other's draws
