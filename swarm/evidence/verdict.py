@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, Self
 
 from swarm.evidence.betting import LowEnd, Wealth
@@ -27,7 +27,6 @@ from swarm.types import Model
 #: ``worse``: proven to be below zero, on reward or a suite, or beyond a guard's bound.
 Finding = Literal["better", "not_worse", "worse", "undecided"]
 REWARD = "reward"
-_GUARDS = ("errors", "refusals", "length", "p95_seconds")
 #: the share of requests that may take longer than ``max_p95_seconds``
 SLOWEST = 0.05
 #: chance that a ratio of the sides which is as meant counts as another one
@@ -120,41 +119,6 @@ class _Reward:
         return Interval(mean, low, high)
 
 
-class _Sides:
-    """Conversations by their side, and whether their ratio can be chance (a sample ratio mismatch: Fabijan et al.,
-    "Diagnosing Sample Ratio Mismatch in Online Controlled Experiments", KDD 2019).
-
-    Args:
-        share: meant for the challenger; 0 and 1, and what no number tells from them: nothing is drawn.
-    """
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self.begun = (0, 0)
-
-    def add(self, challenger: int, incumbent: int) -> None:
-        self.begun = self.begun[0] + challenger, self.begun[1] + incumbent
-
-    @property
-    def uneven(self) -> bool:
-        # in [-1, 1], a conversation of the challenger's is 1, one of the incumbent's -1
-        mean = 2 * self._share - 1
-        for sign in (1.0, -1.0) if -1 < mean < 1 else ():
-            wealth = Wealth(sign * mean)
-            for side, times in zip((sign, -sign), self.begun, strict=True):
-                wealth.add(side, times)
-            if wealth.refutes(MISMATCH / 2):
-                return True
-        return False
-
-    @property
-    def sentence(self) -> str:
-        if not self.uneven:
-            return ""
-        ours, all_ = self.begun[0], sum(self.begun)
-        return f"held back: {ours} of {all_} conversations went to the challenger, not {self._share:g} of them"
-
-
 class _Guard:
     """The test of one guard, and the mean of what it has seen.
 
@@ -192,8 +156,9 @@ class PairedEvidence:
             "p95_seconds": None if rules.max_p95_seconds is None else SLOWEST,
         }
         self._rewards = {name: _Reward(rules) for name in ("", *sorted(set(terms.suites)))}
-        self._guards = {name: _Guard(bound) for name in _GUARDS if (bound := bounds[name]) is not None}
-        self.sides = _Sides(terms.share)
+        self._guards = {name: _Guard(bound) for name, bound in bounds.items() if bound is not None}
+        #: conversations that were given to the challenger and to the incumbent
+        self._begun = (0, 0)
         #: by suite, the pairs, and those that lack a judgement
         self._pairs: Counter[str] = Counter()
         self._unjudged: Counter[str] = Counter()
@@ -216,10 +181,11 @@ class PairedEvidence:
         """Count one more pair, which has the terms of this comparison."""
         self._verdict = None
         self._pairs[pair.suite] += 1
-        self.sides.add(*pair.begun)
-        for name, guard in self._guards.items() if not pair.suite else ():
-            if (value := _DIFFERENCES[name](pair.challenger, pair.incumbent, self.terms.rules)) is not None:
-                guard.add(value)
+        self._begun = self._begun[0] + pair.begun[0], self._begun[1] + pair.begun[1]
+        if not pair.suite:
+            for name, value in _differences(pair.challenger, pair.incumbent, self.terms.rules):
+                if name in self._guards:
+                    self._guards[name].add(value)
         difference = pair.difference
         if difference is not None and pair.suite in self._rewards:
             self._rewards[pair.suite].add(difference)
@@ -260,7 +226,7 @@ class PairedEvidence:
         return (
             enough
             and not self._holds("")
-            and not self.sides.uneven
+            and not _is_uneven(self._begun, self.terms.share)
             and not {"worse", "undecided"} & {*findings.values()}
             and not self._worse_guards()
         )
@@ -275,6 +241,8 @@ class PairedEvidence:
         rules, live = self.terms.rules, self._rewards[""]
         findings, guards = self._findings(), self._worse_guards()
         suites: dict[str, Finding] = {name: finding for name, finding in findings.items() if name}
+        uneven, (ours, theirs) = _is_uneven(self._begun, self.terms.share), self._begun
+        of_begun = f"{ours} of {ours + theirs} conversations went to the challenger, not {self.terms.share:g} of them"
         finding = findings[""]
         if guards or "worse" in suites.values():
             finding = "worse"
@@ -286,7 +254,7 @@ class PairedEvidence:
                 _of_suites(suites),
                 *(f"{_MORE[name]} than max_{name} {getattr(rules, f'max_{name}'):g} allows" for name in guards),
                 *(self._held_back(name) for name in self._rewards if self._holds(name)),
-                self.sides.sentence,
+                f"held back: {of_begun}" if uneven else "",
             )
             if part
         )
@@ -299,8 +267,8 @@ class PairedEvidence:
             requests=live.requests,
             unjudged=self._unjudged.total(),
             rated=self._ratings.counts,
-            begun=self.sides.begun,
-            uneven=self.sides.uneven,
+            begun=self._begun,
+            uneven=uneven,
             suites=suites,
             guards=guards,
             budget=self.budget,
@@ -327,6 +295,24 @@ class PairedEvidence:
     def _worse_guards(self) -> tuple[str, ...]:
         worse = [name for name, guard in self._guards.items() if guard.exceeded(self.budget[name])]
         return (*worse, RATING_DROP) if self._ratings.lower(self.budget[RATING_DROP]) else tuple(worse)
+
+
+def _is_uneven(begun: tuple[int, int], share: float) -> bool:
+    """Whether it is hardly chance how many conversations the challenger and the incumbent were given (a sample ratio
+    mismatch: Fabijan et al., "Diagnosing Sample Ratio Mismatch in Online Controlled Experiments", KDD 2019).
+
+    Args:
+        share: meant for the challenger; 0 and 1, and what no number tells from them: nothing is drawn.
+    """
+    # in [-1, 1], a conversation of the challenger's is 1, one of the incumbent's -1
+    mean = 2 * share - 1
+    for sign in (1.0, -1.0) if -1 < mean < 1 else ():
+        wealth = Wealth(sign * mean)
+        for side, times in zip((sign, -sign), begun, strict=True):
+            wealth.add(side, times)
+        if wealth.refutes(MISMATCH / 2):
+            return True
+    return False
 
 
 def _of_reward(finding: Finding, around: Interval, requests: int, rules: GateRules) -> str:
@@ -374,28 +360,14 @@ def _ratio(relative: float) -> float:
     return (1 + relative) / (1 - relative) if relative < 1 else math.inf
 
 
-def _amounts(ours: float | None, theirs: float | None) -> float | None:
-    """How much larger ``ours`` is, relative to the sum of both: in [-1, 1]."""
-    if ours is None or theirs is None:
-        return None
-    return (ours - theirs) / (ours + theirs) if ours + theirs > 0 else 0.0
-
-
-def _answered(ours: SideResult, theirs: SideResult) -> bool:
-    return ours.failed < 1 and theirs.failed < 1
-
-
-def _slow(ours: SideResult, rules: GateRules) -> float | None:
-    if ours.slowest_seconds is None or rules.max_p95_seconds is None:
-        return None
-    return float(ours.slowest_seconds > rules.max_p95_seconds)
-
-
-#: of each guard's pair, in [-1, 1], above zero where the challenger is worse; ``None``: this pair says nothing of it
-_DIFFERENCES: dict[str, Callable[[SideResult, SideResult, GateRules], float | None]] = {
-    "errors": lambda ours, theirs, _: ours.failed - theirs.failed,
-    "refusals": lambda ours, theirs, _: ours.refused - theirs.refused if _answered(ours, theirs) else None,
-    "length": lambda ours, theirs, _: _amounts(ours.characters, theirs.characters) if _answered(ours, theirs) else None,
-    # a user waits for the slowest; the mean of "took longer" is above 5 % just where the 95th percentile is above
-    "p95_seconds": lambda ours, _, rules: _slow(ours, rules),
-}
+def _differences(ours: SideResult, theirs: SideResult, rules: GateRules) -> Iterator[tuple[str, float]]:
+    """What a pair says of each guard, in [-1, 1], above zero where the challenger is worse."""
+    yield "errors", ours.failed - theirs.failed
+    if ours.failed < 1 and theirs.failed < 1:
+        yield "refusals", ours.refused - theirs.refused
+        if ours.characters is not None and theirs.characters is not None:
+            both = ours.characters + theirs.characters
+            yield "length", (ours.characters - theirs.characters) / both if both > 0 else 0.0
+    if ours.slowest_seconds is not None and rules.max_p95_seconds is not None:
+        # a user waits for the slowest; the mean of "took longer" is above 5 % just where the 95th percentile is above
+        yield "p95_seconds", float(ours.slowest_seconds > rules.max_p95_seconds)

@@ -253,8 +253,9 @@ def test_rules_that_change_move_nothing_and_whoever_answers_users_trains_no_more
 def test_sides_that_are_not_what_was_drawn_hold_a_promotion_back() -> None:
     stage = begun().moved(0.25, 3.0, VERDICT, "better")
     fine, uneven = evidence(stage, *BETTER), evidence(stage, *BETTER)
-    fine.sides.add(26, 74)
-    uneven.sides.add(60, 60)
+    ours, theirs = SideResult(reward=0.65), SideResult(reward=0.35)
+    for each, given in ((fine, (26, 74)), (uneven, (60, 60))):
+        each.add(Pair(group_id="last", terms=each.terms, challenger=ours, incumbent=theirs, begun=given))
     assert fine.promotable() and not uneven.promotable()
     assert stage.judged(uneven, 4.0) is stage
     verdict = uneven.verdict()
