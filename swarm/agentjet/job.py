@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import yaml
 
-from swarm.agentjet.yaml_job import COLLECTION_PREFIX, KEYS, KL_LOSS_COEF, UNNAMED, convert, leaves_of
+from swarm.agentjet.yaml_job import COLLECTION_PREFIX, KEYS, KL_LOSS_COEF, UNNAMED, convert
 from swarm.errors import ConfigError
-from swarm.job import TrainJob, layered
+from swarm.job import TrainJob, flat, layered
 from swarm.validation import read_mapping
 
 logger = logging.getLogger(__name__)
@@ -306,7 +306,9 @@ class AgentJetJob:
             if name == "ajet":
                 if not isinstance(value, Mapping):
                     raise ConfigError(f"the job {path}: ajet must be a mapping, got {type(value).__name__}")
-                for key, leaf in leaves_of(cast("Mapping[str, Any]", value)):
+                for key, leaf in flat(cast("Mapping[str, Any]", value)).items():
+                    if leaf == {}:
+                        continue
                     section, last = self._parent(key), key.rpartition(".")[2]
                     if not isinstance(vars(section).get(last), Section):
                         setattr(section, last, leaf)

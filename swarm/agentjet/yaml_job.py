@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from swarm.errors import ConfigError
-from swarm.job import CollectionMethod, EvalSampling, JobFields, TrainJob
+from swarm.job import CollectionMethod, EvalSampling, JobFields, TrainJob, flat
 from swarm.validation import in_plain_words, parse_mapping
 
 logger = logging.getLogger(__name__)
@@ -194,8 +194,9 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     job: Any = config["ajet"]
     if not isinstance(job, Mapping):
         raise ConfigError(f"job: ajet must be a mapping, got {type(job).__name__}")
-    leaves = {key: value for key, value in leaves_of(cast("Mapping[str, Any]", job)) if value is not None}
-    reader = _Reader(leaves)
+    leaves = flat(cast("Mapping[str, Any]", job))
+    # a section without keys is null, or an empty mapping
+    reader = _Reader({key: value for key, value in leaves.items() if value not in (None, {})})
     values = reader.values()
     if reader.refused:
         raise ConfigError("job: " + "; ".join(reader.refused))
@@ -347,15 +348,6 @@ _LENGTHS = ("max_prompt_length", "max_response_length")
 
 def _positive(value: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
-
-
-def leaves_of(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings, each with its keys joined by dots."""
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            yield from leaves_of(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _described(exc: ValidationError) -> Iterator[str]:
