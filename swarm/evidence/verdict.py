@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from swarm.evidence.betting import LowEnd, Wealth
 from swarm.evidence.pairs import GateRules, Pair, SideResult, Terms
@@ -167,15 +167,6 @@ class PairedEvidence:
         self._verdict: Verdict | None = None
         shared = [*list(self._rewards)[1:], *self._guards, RATING_DROP]
         self.budget = {REWARD: rules.alpha / 2} | {name: rules.alpha / 2 / len(shared) for name in shared}
-
-    @classmethod
-    def of(cls, pairs: Iterable[Pair], terms: Terms) -> Self:
-        """The comparison of those of ``pairs`` that have ``terms``."""
-        comparison = cls(terms)
-        for pair in pairs:
-            if pair.terms.digest == terms.digest:
-                comparison.add(pair)
-        return comparison
 
     def add(self, pair: Pair) -> None:
         """Count one more pair, which has the terms of this comparison."""

@@ -14,7 +14,7 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,11 +120,16 @@ def record_of(journal: Path, step: int) -> PolicyRecord:
     )
 
 
-def _verdicts(pairs: Sequence[Pair]) -> list[str]:
-    comparisons = {pair.terms.digest: pair.terms for pair in pairs}
+def _verdicts(pairs: Iterable[Pair]) -> list[str]:
+    comparisons: dict[str, PairedEvidence] = {}
+    for pair in pairs:
+        digest = pair.terms.digest
+        if digest not in comparisons:
+            comparisons[digest] = PairedEvidence(pair.terms)
+        comparisons[digest].add(pair)
     return [
-        f"{terms.stage}, against {terms.incumbent}: {PairedEvidence.of(pairs, terms).verdict().sentence}"
-        for terms in comparisons.values()
+        f"{each.terms.stage}, against {each.terms.incumbent}: {each.verdict().sentence}"
+        for each in comparisons.values()
     ]
 
 

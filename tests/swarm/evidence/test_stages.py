@@ -32,7 +32,10 @@ def evidence(stage: ServingStage, *differences: float | None, **more: Any) -> Pa
         )
         for number, difference in enumerate(differences)
     ]
-    return PairedEvidence.of(pairs, terms_of)
+    evidence = PairedEvidence(terms_of)
+    for pair in pairs:
+        evidence.add(pair)
+    return evidence
 
 
 BETTER, WORSE, EQUAL = [0.3] * 60, [-0.3] * 60, [0.4, -0.4] * 30

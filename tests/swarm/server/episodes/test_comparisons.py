@@ -54,6 +54,15 @@ def test_a_pair_counts_once_and_the_newest_challenger_is_shown() -> None:
     assert (other.route, other.challenger) == ("other", 1)
 
 
+def test_other_terms_are_another_comparison() -> None:
+    found = Comparisons(lambda row: None)
+    others = ({"challenger": 4}, {"code": "x"}, {"num_repeat": 4}, {"model": "m"}, {"incumbent": "other"})
+    changes: list[dict[str, Any]] = [{}, *others]
+    for number, terms in enumerate(changes * 3):
+        found.add(pair(f"g{number}", **terms))
+    assert [each.verdict().requests for each in found.followed.values()] == [3] * len(changes)
+
+
 def test_each_pair_and_each_rating_is_told_and_shown_at_once() -> None:
     told: list[PairedEvidence] = []
     found = Comparisons(lambda _: None, "run", told.append)
