@@ -11,7 +11,7 @@ import math
 import threading
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,9 @@ class Runner:
         """
         study, state = self._study, self._ledger.state
         busy: dict[Future[None], tuple[str, str]] = {}
-        changed = threading.Event()
         with ThreadPoolExecutor(len(study.servers), "runs") as pool:
             try:
                 while not stopping.is_set():
-                    changed.clear()
                     for done in [task for task in busy if task.done()]:
                         del busy[done]
                         done.result()
@@ -113,13 +111,11 @@ class Runner:
                     elif isinstance(action, Run) and free:
                         # the next action is decided with this claim
                         server, attempt = self._claim(action, free)
-                        future = pool.submit(self._do, action, server, attempt, stopping)
-                        busy[future] = (server, action.name)
-                        future.add_done_callback(lambda _: changed.set())
+                        busy[pool.submit(self._do, action, server, attempt, stopping)] = (server, action.name)
                     elif action is None and not busy:
                         break
                     else:
-                        changed.wait(_TICK)
+                        wait(busy, _TICK, FIRST_COMPLETED)
             except BaseException:
                 stopping.set()
                 raise
