@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -299,10 +299,7 @@ def auto_train_with_dataset(
         swarm_worker.end_episode(task, episode_uuid, output)
         return output.reward
 
-    def episodes() -> Iterator[Task]:
-        for task in dataset.generate_training_tasks():
-            yield from [task] * local_grpo_n
-
     with PeriodicDrainThreadPoolExecutor[Any](remote_batch_size * local_grpo_n, _TRAIN_PARALLEL) as pool:
-        for task in episodes():
-            pool.submit_with_periodic_drain(rollout, task)
+        for task in dataset.generate_training_tasks():
+            for _ in range(local_grpo_n):
+                pool.submit_with_periodic_drain(rollout, task)

@@ -164,16 +164,14 @@ class ServingStage(TolerantModel):
     @classmethod
     def begun(cls, route: str, incumbent: str, rules: StageRules, at: float, salt: str, version: int = 0) -> Self:
         """The first of a route; with ``version``, which the incumbent is, nothing is compared."""
-        share = rules.first
-        why = f"serve.stage is {rules.begins}"
         return cls(
             route=route,
             incumbent=incumbent,
             rules=rules,
-            share=share,
-            before=share,
+            share=rules.first,
+            before=rules.first,
             by=CONFIGURATION,
-            why=why,
+            why=f"serve.stage is {rules.begins}",
             at=at,
             salt=salt,
             tried=version,
@@ -325,9 +323,7 @@ class ServingStage(TolerantModel):
 
     def at_time(self, now: float) -> Self:
         """A trial without a verdict ends by the clock."""
-        if not self.trial or self.until is None:
-            return self
-        if now < self.until:
+        if not self.trial or self.until is None or now < self.until:
             return self
         if self.pinned:
             # a person holds what answers users; in the shadow nobody is answered by it
