@@ -130,17 +130,11 @@ class _Curve:
 
     def __init__(self, values: Sequence[float | None], size: int) -> None:
         self._values, self._size = values, size
-        self.means: list[float | None] = []
+        windows = (self._window(end) for end in range(len(values)))
+        self.means = [math.fsum(window) / size if len(window) == size else None for window in windows]
+        measured = (-math.inf if mean is None else mean for mean in self.means)
         #: the best mean so far
-        self.best: list[float] = []
-        best = -math.inf
-        for end in range(1, len(values) + 1):
-            window = values[max(0, end - size) : end]
-            whole = [value for value in window if value is not None]
-            mean = math.fsum(whole) / size if len(whole) == size else None
-            best = best if mean is None else max(best, mean)
-            self.means.append(mean)
-            self.best.append(best)
+        self.best = list(accumulate(measured, max, initial=-math.inf))[1:]
         self.first = next((index for index, mean in enumerate(self.means) if mean is not None), len(values))
 
     def best_before(self, index: int) -> int | None:
@@ -181,6 +175,7 @@ class _Curve:
         return [None if before is None or value is None else value - before for before, value in pairwise(self._values)]
 
     def _window(self, end: int) -> list[float]:
+        """What was measured of the values of the window that ends at ``end``."""
         return [value for value in self._values[max(0, end + 1 - self._size) : end + 1] if value is not None]
 
 
