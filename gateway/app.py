@@ -33,6 +33,7 @@ from gateway.sessions.conversation import GroupWatcher
 from swarm.concurrency import Background
 from swarm.errors import SwarmGatewayError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware, http_error_response
+from swarm.http.guard import check_loopback
 from swarm.http.routes import JsonRoute, OpenApi, Security
 from swarm.http.serve import TLSFiles, allow_connections, bind, run_app, spare_collections, url_of
 from swarm.packs import required
@@ -47,6 +48,7 @@ retry helps; every response carries `x-request-id`."""
 #: Path of what is mounted last: whatever else is asked for under ``/v1``.
 ANY_OTHER = "/v1/{path:path}"
 _SCHEMES = {"key": {"type": "http", "scheme": "bearer", "description": "a key of the gateway"}}
+_REMEDY = "give the gateway keys (`api_keys` or `keys_file`, and `host: 0.0.0.0` to be reached) and send one"
 #: the empty alternative: a gateway without keys
 _KEY: Security = [{"key": []}, {}]
 
@@ -80,10 +82,14 @@ def create_app(config: GatewayConfig, source: ConfigSource | None = None) -> App
             Middleware(TelemetryMiddleware),
             # a browser asks without a key what it may send
             *_cors(config.cors_origins),
+            Middleware(KeyMiddleware, keys=keys, exempt=page.path if page is not None else ""),
             Middleware(
-                KeyMiddleware, keys=keys, origins=config.cors_origins, exempt=page.path if page is not None else ""
+                ErrorMiddleware,
+                body_limit=partial(body_limit, limits),
+                # a page that has a key may come from anywhere
+                admit=partial(check_loopback, remedy=_REMEDY, origins=config.cors_origins) if keys.open else None,
+                on_http_exception=_on_http_exception,
             ),
-            Middleware(ErrorMiddleware, body_limit=partial(body_limit, limits), on_http_exception=_on_http_exception),
         ],
         lifespan=lifespan,
     )

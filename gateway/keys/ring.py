@@ -44,7 +44,6 @@ from swarm.errors import (
     SwarmGatewayError,
 )
 from swarm.http.asgi import bearer_bytes, error_response
-from swarm.http.guard import foreign
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,6 @@ _OPERATORS = ("/status", "/metrics")
 _MOST_NAME = 200
 #: Probes of whether the process answers need no key.
 OPEN = ("/health", "/ping")
-_REMEDY = "give the gateway keys (`api_keys` or `keys_file`, and `host: 0.0.0.0` to be reached) and send one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,24 +262,18 @@ class KeyRing:
 
 
 class KeyMiddleware:
-    """Refuses with 401, 403 or 429, in the dialect of the path; where no key is needed, what :func:`foreign` refuses.
+    """Refuses with 401, 403 or 429, in the dialect of the path.
 
     Args:
-        origins: of web pages that are welcome without a key.
         exempt: path whose routes check who calls themselves, as those below it do; empty: none.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, origins: Iterable[str] = (), exempt: str = "") -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, exempt: str = "") -> None:
         self.app = app
         self._keys = keys
-        self._origins = frozenset(origin.encode() for origin in origins)
         self._exempt = exempt
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        without_key = scope["type"] == "http" and self._keys.open
-        if without_key and (error := foreign(scope["headers"], _REMEDY, self._origins)) is not None:
-            await error_response(error)(scope, receive, send)
-            return
         # a browser asks without a key what it may send, which no endpoint answers
         is_open = scope["type"] != "http" or scope["method"] == "OPTIONS" or scope["path"] in OPEN
         if is_open or (self._exempt and f"{scope['path']}/".startswith(f"{self._exempt}/")):

@@ -165,13 +165,14 @@ class RequestMiddleware:
 
 
 class ErrorMiddleware:
-    """Bound each request's body, and answer the errors that endpoints raise.
+    """Admit each request, bound its body, and answer the errors that endpoints raise.
 
     Whoever reads a body beyond its bounds gets the error, so that each endpoint can refuse in its own format; the
     connection is closed after the response, because the rest of the body may never end.
 
     Args:
         body_limit: the most bytes that the body of a request with this scope may have.
+        admit: raises why a request with this scope may not come here; its body is not read then.
         body_seconds: from the end of the head to the end of the body.
         on_http_exception: answers errors of the framework, such as 404 and 405.
     """
@@ -180,11 +181,13 @@ class ErrorMiddleware:
         self,
         app: ASGIApp,
         body_limit: Callable[[Scope], int],
+        admit: Callable[[Scope], None] | None = None,
         body_seconds: float = BODY_SECONDS,
         on_http_exception: Callable[[Request, HTTPException], Response] | None = None,
     ) -> None:
         self.app = app
         self._body_limit = body_limit
+        self._admit = admit
         self._body_seconds = body_seconds
         self._on_http_exception = on_http_exception or http_error_response
 
@@ -196,6 +199,8 @@ class ErrorMiddleware:
         scope.setdefault("state", {})["body_limit"] = limit
         exchange = _Exchange(scope, receive, send, limit, self._body_seconds)
         try:
+            if self._admit is not None:
+                self._admit(scope)
             if header(scope["headers"], b"sec-websocket-version") is not None:
                 # clients that try a WebSocket first (Codex) ask by HTTP at once upon a 426
                 raise RequestError("there are no WebSockets here: ask by HTTP", code="no_websockets", status=426)
@@ -360,6 +365,9 @@ def error_response(exc: SwarmGatewayError, content: bytes | None = None) -> Resp
         headers["retry-after"] = str(max(1, math.ceil(exc.retry_after)))
     if isinstance(exc, MethodError):
         headers["allow"] = exc.allow
+    if exc.status == 401:
+        # a refusal of this kind says how to ask (RFC 9110, 15.5.2)
+        headers["www-authenticate"] = "Bearer"
     if exc.status == 426:
         # a refusal of this kind says what is spoken (RFC 9110, 15.5.22)
         headers["upgrade"] = "HTTP/1.1"

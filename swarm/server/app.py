@@ -20,7 +20,6 @@ from starlette.types import Scope
 
 from swarm.errors import ConfigError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware
-from swarm.http.guard import JsonBodies
 from swarm.http.routes import OpenApi, Security
 from swarm.packs import added, required
 from swarm.server.api.code_sync import CODE_PATH, CODE_TYPE, CodeRoutes
@@ -31,7 +30,7 @@ from swarm.server.api.policies import PolicyRoutes
 from swarm.server.api.subjects import DataRoutes
 from swarm.server.api.unrecorded import UnrecordedRoutes
 from swarm.server.audit import AuditLog
-from swarm.server.auth import WITHOUT_TOKEN, AuthMiddleware, ClientNames, ControlRoute, Scopes, TokenRing
+from swarm.server.auth import Admission, ClientNames, ControlRoute, Scopes, TokenRing
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.routes import DataPlane, NotFound
 from swarm.server.engine.changes import Changes
@@ -147,14 +146,13 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     def body_limit(scope: Scope) -> int:
         return snapshots.limits.max_archive_bytes if scope["path"] == CODE_PATH else config.max_body_bytes
 
+    admission = Admission(ring, config.anonymous, Scopes(routes), {CODE_PATH: CODE_TYPE})
     not_found = NotFound(data_plane.routes())
     app = App(
         routes=[*routes, Mount("/episodes", app=not_found), Mount("/groups", app=not_found)],
         middleware=[
             Middleware(RequestMiddleware, over=meters.request),
-            Middleware(AuthMiddleware, ring=ring, anonymous=config.anonymous, scopes=Scopes(routes)),
-            Middleware(JsonBodies, other_types={CODE_PATH: CODE_TYPE}, exempt=WITHOUT_TOKEN),
-            Middleware(ErrorMiddleware, body_limit=body_limit),
+            Middleware(ErrorMiddleware, body_limit=body_limit, admit=admission),
         ],
         lifespan=lifespan,
     )

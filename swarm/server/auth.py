@@ -1,7 +1,7 @@
 """Who may use the control routes, and where the server may listen without a token.
 
 Invariant: the scope of a control route is stated on the route and nowhere else; a path without one, misspelt or new,
-needs ``admin``, so nothing is open by omission. Behind :class:`AuthMiddleware` ``scope["caller"]`` is set and has that
+needs ``admin``, so nothing is open by omission. Behind :class:`Admission` ``scope["caller"]`` is set and has that
 scope. A request without a token is judged by where it comes from, never by what it says.
 """
 
@@ -12,26 +12,26 @@ import functools
 import ipaddress
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from swarm.concurrency import Latest
 from swarm.credentials import Ring, Token, TokenFile, TokenScope, digest, matching
-from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, NotFoundError, SwarmGatewayError
-from swarm.http.asgi import RawHeaders, basic_password, bearer_bytes, error_response
+from swarm.errors import AuthenticationError, ConfigError, ForbiddenError, NotFoundError
+from swarm.http.asgi import basic_password, bearer_bytes
 from swarm.http.client import is_loopback
-from swarm.http.guard import foreign
+from swarm.http.guard import check_loopback, check_type
 from swarm.http.routes import JsonRoute, Security
 from swarm.server.config import ServerConfig
 
 #: Paths below which no token is checked: probes, and the addresses of episodes, which have keys of their own.
-WITHOUT_TOKEN = ("/health", "/episodes/", "/groups/")
+_WITHOUT_TOKEN = ("/health", "/episodes/", "/groups/")
 
 
 class ControlRoute(JsonRoute):
@@ -86,7 +86,7 @@ PRIVATE = "up"
 class TokenHolder:
     """Who sent a request: the name of its token, for people and for the log, and what the token allows.
 
-    :class:`~swarm.server.auth.AuthMiddleware` puts it in ``scope["caller"]``.
+    :class:`Admission` puts it in ``scope["caller"]``.
     """
 
     name: str
@@ -204,43 +204,37 @@ _REMEDY = "make a token (`swarm-gateway swarm tokens create`) and send it as `Au
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 
 
-class AuthMiddleware:
-    """Answer 401 to callers without a known token, 403 to those whose token lacks the scope.
+class Admission:
+    """Refuses callers without a known token (401), those whose token lacks the scope (403), and bodies that are not
+    JSON (415).
 
-    Anonymous callers are also held to what :func:`~swarm.http.guard.foreign` lets through, because a web page can make
-    a browser on this machine send requests.
+    Anonymous callers are also held to :func:`~swarm.http.guard.check_loopback`, because a web page can make a browser
+    on this machine send requests.
+
+    Args:
+        other_types: path -> the type that its body has in the place of JSON.
     """
 
-    def __init__(self, app: ASGIApp, ring: TokenRing, anonymous: bool | None, scopes: Scopes) -> None:
-        self.app = app
+    def __init__(self, ring: TokenRing, anonymous: bool | None, scopes: Scopes, other_types: Mapping[str, str]) -> None:
         self._ring = ring
         self._anonymous = anonymous
         self._scopes = scopes
+        self._other_types = other_types
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        if scope["path"].startswith(WITHOUT_TOKEN):
+    def __call__(self, scope: Scope) -> None:
+        if scope["path"].startswith(_WITHOUT_TOKEN):
             if password := basic_password(scope["headers"]):
                 # from an address with a token in it: HTTP clients send that in place of the episode's key
                 with contextlib.suppress(AuthenticationError):
                     scope["caller"] = self._ring.authenticate(password)
-        else:
-            try:
-                scope["caller"] = self._admit(scope)
-            except SwarmGatewayError as exc:
-                response = error_response(exc)
-                if exc.status == 401:
-                    response.headers["www-authenticate"] = "Bearer"
-                await response(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+            return
+        scope["caller"] = self._admitted(scope)
+        check_type(scope, self._other_types.get(scope["path"]))
 
-    def _admit(self, scope: Scope) -> TokenHolder:
+    def _admitted(self, scope: Scope) -> TokenHolder:
         """The caller of a request; raises an error of ours if it may not come here."""
         path: str = scope["path"]
-        caller = self._caller(scope["headers"], scope.get("client"))
+        caller = self._caller(scope)
         if not caller.may(needed := self._scopes.needed(scope["method"], path)):
             raise ForbiddenError(
                 f"{path[:200]} needs a token with the scope {needed!r}; {caller.name!r} has "
@@ -253,15 +247,15 @@ class AuthMiddleware:
             logger.info("%s by %s", path[:200].encode("unicode_escape").decode(), caller.name)
         return caller
 
-    def _caller(self, headers: RawHeaders, peer: tuple[str, int] | None) -> TokenHolder:
+    def _caller(self, scope: Scope) -> TokenHolder:
+        headers, peer = scope["headers"], scope.get("client")
         if key := bearer_bytes(headers):
             return self._ring.authenticate(key)
         forwarded = any(name in _FORWARDED for name, _ in headers)
         allowed = self._ring.empty if self._anonymous is None else self._anonymous
         if not (allowed and peer is not None and _is_loopback_address(peer[0]) and not forwarded):
             raise AuthenticationError(_NO_TOKEN)
-        if (error := foreign(headers, _REMEDY)) is not None:
-            raise error
+        check_loopback(scope, _REMEDY)
         return ANONYMOUS
 
 

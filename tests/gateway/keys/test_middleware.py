@@ -79,6 +79,7 @@ async def test_refusals_have_the_form_of_the_dialect(http: Http) -> None:
     assert refused.status_code == 401
     assert (refused.json()["type"], refused.json()["error"]["type"]) == ("error", "authentication_error")
     assert refused.headers["x-should-retry"] == "false" and refused.headers["x-request-id"]
+    assert refused.headers["www-authenticate"] == "Bearer", "RFC 9110: each 401 says how to ask"
 
 
 async def test_admin_needs_an_admin_key_where_there_are_keys(
