@@ -28,68 +28,8 @@ from swarm.http.routes import ANY_ANSWER, ANY_BODY, OpenAIBody
 from swarm.protocol import POLICY_VERSION
 from swarm.server.auth import ControlRoute
 from swarm.server.dataplane.calls import UnrecordedCall
-from swarm.server.dataplane.replica_client import AbortedError, Body, ReplicaClient, Retries, TransientError
-from swarm.server.dataplane.replicas import Placement
+from swarm.server.dataplane.replica_client import AbortedError, Body, Retries, TransientError
 from swarm.server.dataplane.routes import DataPlane, EventStreamResponse
-
-
-@dataclass(frozen=True)
-class RelayedCall:
-    """One call of ``path``, such as ``/v1/completions``: ``body`` has vLLM's name of the model, the answer
-    ``model_name``."""
-
-    upstream: ReplicaClient
-    placement: Placement
-    path: str
-    body: Body
-    model_name: str
-    attempts: int
-
-    async def complete(self) -> Body:
-        """The plain answer.
-
-        Raises:
-            UpstreamRefusalError: vLLM's 4xx.
-            UpstreamError: no answer within the attempts.
-            UnavailableError: no engine serves.
-        """
-        retries = Retries(self.attempts)
-        while True:
-            try:
-                async with self.placement.lease(1) as base_url:
-                    answer = await self.upstream.post(base_url + self.path, self.body)
-                    if _aborted(answer):
-                        raise AbortedError
-            except TransientError as exc:
-                await retries.after(exc)
-                continue
-            return self._named(answer)
-
-    async def stream(self) -> AsyncGenerator[list[Body]]:
-        """The chunks of a streamed answer, in lists of those that arrived together; raises as :meth:`complete`."""
-        retries = Retries(self.attempts)
-        begun = False
-        while True:
-            try:
-                async with (
-                    self.placement.lease(1) as base_url,
-                    aclosing(self.upstream.events(base_url + self.path, self.body)) as events,
-                ):
-                    async for together in events:
-                        whole = list(takewhile(lambda event: not _aborted(event), together))
-                        if whole:
-                            begun = True
-                            yield [self._named(event) for event in whole]
-                        if len(whole) < len(together):
-                            raise AbortedError
-                return
-            except TransientError as exc:
-                if begun:
-                    raise
-                await retries.after(exc)
-
-    def _named(self, answer: Body) -> Body:
-        return answer | {"model": self.model_name} if "model" in answer else answer
 
 
 def _aborted(answer: Body) -> bool:
@@ -152,8 +92,8 @@ class UnrecordedRoutes:
         owner = self.plane.unrecorded(request)
         owner.check()
         # it samples nothing, and vLLM loads the adapter before anything else
-        call = self._relayed(owner, "/tokenize", {"prompt": " "})
-        await self.plane.while_open(owner, self.plane.controller.engine.served.gone, call.complete())
+        gone = self.plane.controller.engine.served.gone
+        await self.plane.while_open(owner, gone, self._answer(owner, "/tokenize", {"prompt": " "}))
         return await self.models()
 
     async def models(self) -> OpenAIBody:
@@ -180,19 +120,57 @@ class UnrecordedRoutes:
         owner.check()
         gone = plane.controller.engine.served.gone
         path = request.url.path.removeprefix(f"/kept/{request.path_params.get('version')}")
-        call, version = self._relayed(owner, path, asked), str(owner.version)
+        headers = {POLICY_VERSION: str(owner.version)}
         if asked.get("stream") is True:
-            headers = {POLICY_VERSION: version}
-            return EventStreamResponse(plane, owner, gone, call.stream(), ChatDialect(), asked, lambda: headers)
-        answer = await until_gone(request.receive, plane.while_open(owner, gone, call.complete()))
-        return Response(encode(answer), media_type="application/json", headers={POLICY_VERSION: version})
+            chunks = self._chunks(owner, path, asked)
+            return EventStreamResponse(plane, owner, gone, chunks, ChatDialect(), asked, lambda: headers)
+        answer = await until_gone(request.receive, plane.while_open(owner, gone, self._answer(owner, path, asked)))
+        return Response(encode(answer), media_type="application/json", headers=headers)
 
-    def _relayed(self, owner: UnrecordedCall, path: str, asked: Body) -> RelayedCall:
-        return RelayedCall(
-            upstream=self.plane.upstream,
-            placement=self.plane.placement(owner, asked),
-            path=path,
-            body=asked | {"model": owner.engine_model},
-            model_name=self.plane.controller.job.model_name,
-            attempts=self.plane.config.call_attempts,
-        )
+    async def _answer(self, owner: UnrecordedCall, path: str, asked: Body) -> Body:
+        """vLLM's plain answer at ``path``, with our name of the model.
+
+        Raises:
+            UpstreamRefusalError: vLLM's 4xx.
+            UpstreamError: no answer within the attempts.
+            UnavailableError: no engine serves.
+        """
+        plane, retries = self.plane, Retries(self.plane.config.call_attempts)
+        placement, body = plane.placement(owner, asked), asked | {"model": owner.engine_model}
+        while True:
+            try:
+                async with placement.lease(1) as base_url:
+                    answer = await plane.upstream.post(base_url + path, body)
+                    if _aborted(answer):
+                        raise AbortedError
+            except TransientError as exc:
+                await retries.after(exc)
+                continue
+            return self._named(answer)
+
+    async def _chunks(self, owner: UnrecordedCall, path: str, asked: Body) -> AsyncGenerator[list[Body]]:
+        """The chunks of a streamed answer, in lists of those that arrived together; raises as :meth:`_answer`."""
+        plane, retries = self.plane, Retries(self.plane.config.call_attempts)
+        placement, body = plane.placement(owner, asked), asked | {"model": owner.engine_model}
+        begun = False
+        while True:
+            try:
+                async with (
+                    placement.lease(1) as base_url,
+                    aclosing(plane.upstream.events(base_url + path, body)) as events,
+                ):
+                    async for together in events:
+                        whole = list(takewhile(lambda event: not _aborted(event), together))
+                        if whole:
+                            begun = True
+                            yield [self._named(event) for event in whole]
+                        if len(whole) < len(together):
+                            raise AbortedError
+                return
+            except TransientError as exc:
+                if begun:
+                    raise
+                await retries.after(exc)
+
+    def _named(self, answer: Body) -> Body:
+        return answer | {"model": self.plane.controller.job.model_name} if "model" in answer else answer

@@ -17,9 +17,8 @@ from msgspec import structs
 
 from adapters.dialects.chat_answers import MessageAssembly
 from swarm.errors import UpstreamError
-from swarm.server.dataplane.answers import Body, Shaper, as_chat, reader, with_aborts
+from swarm.server.dataplane.answers import Body, Recorder, Shaper, as_chat, reader, with_aborts
 from swarm.server.dataplane.calls import CallOwner, Continuation
-from swarm.server.dataplane.recording import Recorder
 from swarm.server.dataplane.replica_client import AbortedError, ReplicaClient, Retries, TransientError
 from swarm.server.dataplane.replicas import Placement
 from swarm.server.dataplane.requests import ChatCall, holds_text, stops_of
@@ -63,7 +62,6 @@ class Attempt:
         choices: list[Body] = chunk.get("choices") or []
         for choice in choices:
             self._look_at(choice)
-            self._hold(choice.get("index", 0), choice)
         if not choices:
             self._shaper.closed(chunk)
             return []  # the usage: delivered at the end
@@ -80,17 +78,16 @@ class Attempt:
         """The chunk for the caller after ``event`` of a continuation of choice ``index`` that began after ``done``
         tokens; ``None`` if there is nothing to deliver yet."""
         choice, prompt_ids = self.recorder.choices[index], self.recorder.prompt_ids or []
-        parts: list[Body] = event.get("choices") or []
-        for part in parts:
-            choice.add_continuation(part, prompt_ids, str(event.get("id")))
+        chunk = as_chat(event, "delta")
+        choice.add_continuation(chunk, prompt_ids, str(event.get("id")))
         if event.get("usage"):
             choice.count_continuation(event["usage"], len(prompt_ids), done)
-        if not parts:
+        if not chunk["choices"]:
             return None
-        for part in parts:
-            self._say(index, {"content": part.get("text")})
-            self._hold(index, part)
-        shaped = _without_abort(self._shaper.continued(event, index))
+        for part in chunk["choices"]:
+            part["index"] = index
+            self._look_at(part)
+        shaped = _without_abort(self._shaper.continued(chunk["choices"]))
         if shaped["choices"][0]["finish_reason"] is None:
             return shaped
         self._ends[index] = shaped
@@ -99,7 +96,8 @@ class Attempt:
     def end_at_length(self, index: int) -> None:
         """Choice ``index`` has all the tokens that it may have."""
         self.recorder.choices[index].finish_at("length")
-        self._ends[index] = self._shaper.continued({"choices": [{"finish_reason": "length"}]}, index)
+        end = as_chat({"choices": [{"index": index, "finish_reason": "length"}]}, "delta")
+        self._ends[index] = self._shaper.continued(end["choices"])
 
     def ends(self) -> list[Body]:
         """The chunks to deliver once the call is recorded, ends last."""
@@ -119,11 +117,19 @@ class Attempt:
         begun = any(text.endswith(stop[:end]) for stop in stops for end in range(1, len(stop)))
         return index not in self._held and index not in self._broken and not begun
 
-    def _hold(self, index: int, choice: Body) -> None:
+    def _look_at(self, choice: Body) -> None:
+        index: int = choice.get("index", 0)
+        delta: Body = choice.get("delta") or {}
+        self._messages.setdefault(index, MessageAssembly()).take(delta)
+        if len(delta) != 1 or "content" not in delta:
+            # a parser that holds text back sends tokens without content
+            held_back = bool(choice.get("token_ids")) and "content" not in delta
+            if held_back or any(delta.get(key) for key in delta.keys() - {"role", "content"}):
+                self._parsed.add(index)
         if choice.get("token_ids"):
             last = _last_token(choice)
             if last is None and not self._holds_text:
-                last = choice.get("text") or (choice.get("delta") or {}).get("content")
+                last = delta.get("content")
             if last and not last.endswith("\ufffd"):
                 self._broken.discard(index)
             else:
@@ -133,19 +139,6 @@ class Attempt:
             self._held.discard(index)
         elif choice.get("token_ids") and self._holds_text:
             self._held.add(index)
-
-    def _say(self, index: int, delta: Mapping[str, Any]) -> None:
-        self._messages.setdefault(index, MessageAssembly()).take(delta)
-
-    def _look_at(self, choice: Body) -> None:
-        delta: Body = choice.get("delta") or {}
-        self._say(choice.get("index", 0), delta)
-        if len(delta) == 1 and "content" in delta:
-            return
-        # a parser that holds text back sends tokens without content
-        held_back = bool(choice.get("token_ids")) and "content" not in delta
-        if held_back or any(delta.get(key) for key in delta.keys() - {"role", "content"}):
-            self._parsed.add(choice.get("index", 0))
 
     def _choose(self, chunk: Body, choice: Body) -> list[Body]:
         """Deliver ``chunk``, whose only choice is ``choice``, or hold it back."""
@@ -166,11 +159,11 @@ class Attempt:
 
 
 def _last_token(choice: Body) -> str | None:
-    """The text of the last token of a chunk's choice, of a chat or not, by its log-probabilities: empty for a part of a
-    character; ``None`` without any, or where they name tokens by their ids (``return_tokens_as_token_ids``)."""
-    listed: Body = choice.get("logprobs") or {}
-    tokens: list[Any] = listed.get("tokens") or [entry.get("token") for entry in listed.get("content") or ()]
-    return tokens[-1] if tokens and not str(tokens[-1]).startswith("token_id:") else None
+    """The text of the last token of a chunk's choice, by its log-probabilities: empty for a part of a character;
+    ``None`` without any, or where they name tokens by their ids (``return_tokens_as_token_ids``)."""
+    content: list[Any] = (choice.get("logprobs") or {}).get("content") or []
+    token: Any = content[-1].get("token") if content else None
+    return None if str(token).startswith("token_id:") else token
 
 
 def _without_abort(chunk: Body) -> Body:

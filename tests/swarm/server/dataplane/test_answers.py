@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from swarm.server.dataplane.recording import Recorder
+from swarm.server.dataplane.answers import Recorder
 from swarm.tokens import ModelCall
 from tests.standins.vllm import plain_choice
 
