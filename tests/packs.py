@@ -110,7 +110,7 @@ PACKS: dict[str, Pack] = {
         ("gateway.cli.groups", "gateway.views.groups_view"), ("tests/gateway/cli/test_groups.py",), needs=("export",)
     ),
     "export": Pack(
-        ("swarm.server.journal.export", "swarm.server.journal.group_lines", "gateway.cli.swarm_export"),
+        ("swarm.server.journal.export", "gateway.cli.swarm_export"),
         (
             "tests/swarm/server/journal/test_export.py",
             "tests/swarm/server/journal/test_groups.py",

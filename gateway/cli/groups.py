@@ -191,7 +191,7 @@ def _read(swarm_url: str | None, token: str | None, run_dir: Path | None, wanted
     journal = run_dir / "journal.db"
     judged: JudgedGroups = load_attribute("swarm.server.journal.browse:judged_groups")(journal, wanted)
     try:
-        model: str = load_attribute("swarm.server.journal.group_lines:model_of")(journal)
+        model: str = load_attribute("swarm.server.journal.export:model_of")(journal)
     except ConfigError:  # of several runs
         model = ""
     return judged.model_copy(update={"model": model})

@@ -36,7 +36,7 @@ def export(
     journal = run_folder(run_dir) / "journal.db"
     decode = None
     if groups:
-        model = tokenizer or load_attribute("swarm.server.journal.group_lines:model_of")(journal, run)
+        model = tokenizer or load_attribute("swarm.server.journal.export:model_of")(journal, run)
         decode = load_attribute("adapters.models:decoder")(model)
     with stage_bars(visible=not as_json) as on_progress:
         report = load_attribute("swarm.server.journal.export:export")(

@@ -10,8 +10,7 @@ import pytest
 from reward_hooks.recorded import RecordedGroup, read_groups
 from swarm.errors import ConfigError
 from swarm.server.episodes.timelines import merge_calls
-from swarm.server.journal.export import ExportReport, ExportState, export
-from swarm.server.journal.group_lines import model_of
+from swarm.server.journal.export import ExportReport, ExportState, export, model_of
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, JournalRow, RunRow
 from swarm.tokens import Trajectory
