@@ -92,8 +92,7 @@ class UnrecordedRoutes:
         owner = self.plane.unrecorded(request)
         owner.check()
         # it samples nothing, and vLLM loads the adapter before anything else
-        gone = self.plane.controller.engine.served.gone
-        await self.plane.while_open(owner, gone, self._answer(owner, "/tokenize", {"prompt": " "}))
+        await self.plane.while_open(owner, lambda: self._answer(owner, "/tokenize", {"prompt": " "}))
         return await self.models()
 
     async def models(self) -> OpenAIBody:
@@ -118,13 +117,13 @@ class UnrecordedRoutes:
         plane, asked = self.plane, await read_json(request)
         owner = plane.unrecorded(request)
         owner.check()
-        gone = plane.controller.engine.served.gone
         path = request.url.path.removeprefix(f"/kept/{request.path_params.get('version')}")
         headers = {POLICY_VERSION: str(owner.version)}
         if asked.get("stream") is True:
             chunks = self._chunks(owner, path, asked)
-            return EventStreamResponse(plane, owner, gone, chunks, ChatDialect(), asked, lambda: headers)
-        answer = await until_gone(request.receive, plane.while_open(owner, gone, self._answer(owner, path, asked)))
+            return EventStreamResponse(plane, owner, chunks, ChatDialect(), asked, lambda: headers)
+        work = plane.while_open(owner, lambda: self._answer(owner, path, asked))
+        answer = await until_gone(request.receive, work)
         return Response(encode(answer), media_type="application/json", headers=headers)
 
     async def _answer(self, owner: UnrecordedCall, path: str, asked: Body) -> Body:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from adapters.dialects.chat import meaning_of
 from adapters.dialects.dialect import text_of
 from adapters.dialects.jsons import encode
-from swarm.concurrency import Interruptible, Latest, Once
+from swarm.concurrency import Interruptible, Latest
 from swarm.errors import ConflictError, NotFoundError, SwarmGatewayError, UnavailableError
 from swarm.kept_adapters import has_adapter, kept_model, merges_adapter
 from swarm.protocol import EpisodeType
@@ -135,13 +135,14 @@ class CallOwner:
         """From now on the call continues, untrained, although the engine closes a batch and deletes its episodes."""
         self._outlives = True
 
-    async def while_open(self, work: Coroutine[Any, Any, T], engine_gone: Once) -> T:
-        """The result of ``work``, which is cancelled when an episode ends (but see :meth:`outlive`) or the engine that
-        serves it is gone.
+    async def while_open(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of ``work()``, which is cancelled when an episode ends (but see :meth:`outlive`) or the engine
+        that serves it is gone.
 
         Raises:
             SwarmGatewayError: why the episode is over, or that no engine serves.
         """
+        engine_gone = self._controller.engine.served.gone
         with Interruptible() as working:
 
             def closed() -> None:
@@ -158,7 +159,7 @@ class CallOwner:
                 episode.over.tell(closed)
             engine_gone.tell(gone)
             try:
-                return await work
+                return await work()
             finally:
                 engine_gone.forget(gone)
                 for episode in self.episodes:

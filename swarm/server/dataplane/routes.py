@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from adapters.dialects import DIALECTS, ChatDialect, Dialect, dialect_of, left_out_header, sse
 from adapters.dialects.jsons import encode
 from swarm.cards import model_card, model_list
-from swarm.concurrency import ClientGoneError, Once, until_gone
+from swarm.concurrency import ClientGoneError, until_gone
 from swarm.errors import (
     ContextLengthError,
     MethodError,
@@ -130,8 +130,8 @@ class DataPlane:
         job = self.controller.job
         return model_card(job.model_name, max_model_len=job.max_model_len)
 
-    async def while_open(self, owner: CallOwner, engine_gone: Once, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, which is cancelled with the owner's episodes, the engine and the deadline of calls.
+    async def while_open(self, owner: CallOwner, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of ``work()``, which is cancelled with the owner's episodes, the engine and the deadline of calls.
 
         Raises:
             SwarmGatewayError: why an episode is over, that no engine serves, that the request is too long for the
@@ -139,7 +139,7 @@ class DataPlane:
         """
         try:
             async with asyncio.timeout(self.config.call_timeout):
-                return await owner.while_open(work, engine_gone)
+                return await owner.while_open(work)
         except UpstreamRefusalError as exc:
             error = too_long(exc, self.controller.job) or not_guided(exc) or owner.explain(exc)
             if error is None:
@@ -182,7 +182,6 @@ class DataPlane:
             parsed = dialect.parse(asked)
             body, left_out = parsed.body, parsed.left_out
         controller = self.controller
-        served = controller.engine.served
         # the answers of a group without episodes are sampled as if they were to be trained
         kind = "train" if group_size is not None else owner.episode_type
         record = bool(owner.episodes)
@@ -212,11 +211,10 @@ class DataPlane:
                 return {POLICY_VERSION: str(owner.version), **headers}
 
             chunks = self._or_overflow(session.stream(), owner, usage=call.wants.usage_chunk)
-            return EventStreamResponse(self, owner, served.gone, chunks, dialect, asked, begun)
+            return EventStreamResponse(self, owner, chunks, dialect, asked, begun)
         try:
             with owner:
-                work = self.while_open(owner, served.gone, session.complete())
-                done = await until_gone(request.receive, work)
+                done = await until_gone(request.receive, self.while_open(owner, session.complete))
         except ContextLengthError as exc:
             if (instead := self._instead_of(exc, owner)) is None:
                 raise
@@ -274,7 +272,6 @@ class EventStreamResponse(Response):
     Args:
         plane: sets the deadline.
         owner: the call's.
-        engine_gone: see :meth:`CallOwner.while_open`.
         chunks: chat chunks, in lists of those to send together.
         dialect: the form of the events.
         asked: the request body, in the dialect.
@@ -283,7 +280,6 @@ class EventStreamResponse(Response):
 
     plane: DataPlane
     owner: CallOwner
-    engine_gone: Once
     chunks: AsyncGenerator[list[Body]]
     dialect: Dialect
     asked: Body
@@ -297,8 +293,7 @@ class EventStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self.owner:
-                work = self.plane.while_open(self.owner, self.engine_gone, self._send(send))
-                await until_gone(receive, work)
+                await until_gone(receive, self.plane.while_open(self.owner, lambda: self._send(send)))
             tail = self._events.end()
         except ClientGoneError:
             return
