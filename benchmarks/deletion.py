@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from swarm.server.config import ServerConfig
 from swarm.server.episodes.timelines import merge_calls
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import CallRow, EndRow, EpisodeRow, JournalRow, StateRow
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
 
 async def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     path = folder / "journal.db"
-    journal = Journal.open(path, keep_episodes=2 * options.episodes, keep_bytes=1 << 50)
+    journal = Journal.open(path, ServerConfig(keep_episodes=2 * options.episodes, keep_bytes=1 << 50))
     began = time.perf_counter()
     for first in range(0, options.episodes, _CHUNK):
         numbers = range(first, min(first + _CHUNK, options.episodes))

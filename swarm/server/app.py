@@ -178,13 +178,7 @@ def _open_journal(config: ServerConfig) -> MeteredJournal:
         config.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise ConfigError(f"cannot make the run folder {config.run_dir}: {exc.strerror}", param="run_dir") from exc
-    return MeteredJournal.open(
-        config.run_dir / JOURNAL_NAME,
-        keep_episodes=config.keep_episodes,
-        keep_bytes=config.keep_bytes,
-        keep_seconds=config.keep_seconds,
-        keep_routes=config.keep_routes,
-    )
+    return MeteredJournal.open(config.run_dir / JOURNAL_NAME, config)
 
 
 async def health(request: Request) -> Response:

@@ -13,16 +13,15 @@ import math
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self, TypeVar
 
 from swarm.errors import ConfigError, UnavailableError
-from swarm.server.config import RouteRetention
+from swarm.server.config import ServerConfig
 from swarm.server.journal.erasure import (
     TOMBSTONES,
     Match,
@@ -72,22 +71,12 @@ class Journal:
         self._writer = Writer(connection, retention, self._committed)
 
     @classmethod
-    def open(
-        cls,
-        path: Path,
-        *,
-        keep_episodes: int = 100_000,
-        keep_bytes: int = 4 * 1024**3,
-        keep_seconds: float | None = None,
-        keep_routes: Mapping[str, RouteRetention] = MappingProxyType({}),
-    ) -> Self:
+    def open(cls, path: Path, config: ServerConfig | None = None) -> Self:
         """Open the journal at ``path`` for writing, and create it if there is none.
 
         Args:
-            keep_episodes: how many episodes that are over are kept, the latest.
-            keep_bytes: bytes on disk above which the oldest of them go nevertheless.
-            keep_seconds: how long after its end one is kept at most.
-            keep_routes: less than that for the routes with these names.
+            config: says by ``keep_episodes``, ``keep_bytes``, ``keep_seconds`` and ``keep_routes`` what is kept of the
+                episodes that are over.
 
         Raises:
             ConfigError: another server has it, it is unreadable or no journal, another version wrote it, or the disk
@@ -107,7 +96,7 @@ class Journal:
                 except (UnavailableError, OSError, sqlite3.Error) as exc:
                     logger.warning("what was deleted is cleared from %s when the server is idle: %s", path, exc)
                 tidy = partial(_cleared, connection, path)
-                retention = Retention(connection, keep_episodes, keep_bytes, keep_seconds, keep_routes, tidy)
+                retention = Retention(connection, config or ServerConfig(), tidy)
                 journal = cls(path, lock, connection, retention)
             except (sqlite3.Error, ValueError) as exc:
                 raise unreadable(path, exc) from exc

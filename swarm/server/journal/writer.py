@@ -15,12 +15,11 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
 from swarm.concurrency import backoff
 from swarm.errors import SwarmGatewayError
-from swarm.server.config import RouteRetention
+from swarm.server.config import RouteRetention, ServerConfig
 from swarm.server.journal.rows import CallRow, EndRow, JournalRow, PairRow, RatingRow
 from swarm.server.journal.schema import LIVE, PRIVATE
 from swarm.server.journal.sqlite import write
@@ -50,7 +49,7 @@ _STEP_PAGES = 512
 
 
 class Retention:
-    """The limits of one journal, those of :meth:`Journal.open`; it belongs to the writer thread.
+    """The limits of one journal, see :meth:`Journal.open`; it belongs to the writer thread.
 
     Args:
         clear: tries to empty the log of what was removed, and does what a deletion left, or, with true, writes the
@@ -63,25 +62,20 @@ class Retention:
     def __init__(
         self,
         connection: sqlite3.Connection,
-        keep_episodes: int,
-        keep_bytes: int,
-        keep_seconds: float | None = None,
-        keep_routes: Mapping[str, RouteRetention] = MappingProxyType({}),
+        config: ServerConfig,
         clear: Callable[[bool], bool] = lambda anew: True,
     ) -> None:
         self._connection = connection
-        self._keep_episodes = keep_episodes
-        self._keep_seconds = keep_seconds
-        self._keep_routes = keep_routes
+        self._config = config
         self._clear = clear
         self.unclean = True
         # rows that moved leave copies in the gaps of pages; of what has a term, and of private answers, none may stay
         (private,) = connection.execute(f"SELECT EXISTS (SELECT 1 FROM episodes WHERE {PRIVATE})").fetchone()
-        self._strict = keep_seconds is not None or bool(keep_routes or private)
+        self._strict = config.keep_seconds is not None or bool(config.keep_routes or private)
         self._copies = self._strict
         self._anew_from = -math.inf
         page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
-        self._keep_pages = max(1, keep_bytes // page_size)
+        self._keep_pages = max(1, config.keep_bytes // page_size)
         self._ends = self._tokens = 0
 
     def apply(self, rows: Sequence[JournalRow]) -> None:
@@ -141,15 +135,15 @@ class Retention:
             "SELECT (SELECT count(*) FROM episodes WHERE ended IS NOT NULL)"
             f" - (SELECT count(*) FROM episodes WHERE {LIVE} AND state != '{EpisodeState.CLAIMED}')"
         ).fetchone()
-        too_many = over - self._keep_episodes
+        too_many = over - self._config.keep_episodes
         limit = most if pages - free > self._keep_pages else min(most, too_many)
         names: set[str] = set()
-        if limit > 0 or self._keep_seconds is not None:
+        if limit > 0 or self._config.keep_seconds is not None:
             of_all = f"FROM episodes WHERE ended IS NOT NULL AND NOT {LIVE}"
-            is_old = self._is_old(self._keep_seconds, of_all)
+            is_old = self._is_old(self._config.keep_seconds, of_all)
             ended = execute(f"SELECT uuid, ended_at, ended {of_all} ORDER BY ended LIMIT ?", (most,))
             names |= {name for rank, (name, *end) in enumerate(ended) if rank < limit or is_old(*end)}
-        for route, limits in self._keep_routes.items():
+        for route, limits in self._config.keep_routes.items():
             names |= self._too_much(route, limits, most)
         if not names:
             return evidence

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.server.config import RouteRetention
+from swarm.server.config import RouteRetention, ServerConfig
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.recovery import recover
 from swarm.server.journal.rows import CountsRow, EvaluationRow, PairRow, RatingRow, RunRow
@@ -44,7 +44,7 @@ def waste(journal: Journal, first: int, last: int, tokens: int = 3) -> None:
 
 
 async def test_the_latest_of_those_that_are_over_are_kept(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "journal.db", keep_episodes=50)
+    journal = Journal.open(tmp_path / "journal.db", ServerConfig(keep_episodes=50))
     journal.append(RunRow("r", ""), claimed("running"), claimed("waiting"), ended("waiting"))
     journal.append(claimed("out"), ended("out"), *taken(batch("b", t=["out"])), CountsRow("r", 0, 1000, 0))
     for first in range(0, 1000, 100):
@@ -63,7 +63,7 @@ async def test_the_latest_of_those_that_are_over_are_kept(tmp_path: Path) -> Non
 
 async def test_under_load_few_more_than_wanted_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.server.journal.writer.IDLE_SECONDS", 600.0)
-    journal = Journal.open(tmp_path / "journal.db", keep_episodes=50)
+    journal = Journal.open(tmp_path / "journal.db", ServerConfig(keep_episodes=50))
     highest = 0
     for first in range(0, 400, 20):
         waste(journal, first, first + 20)
@@ -76,13 +76,13 @@ async def test_under_load_few_more_than_wanted_are_kept(tmp_path: Path, monkeypa
 async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     limit = 2 * 1024 * 1024
-    journal = Journal.open(path, keep_bytes=limit)
+    journal = Journal.open(path, ServerConfig(keep_bytes=limit))
     for first in range(0, 1000, 50):
         waste(journal, first, first + 50, tokens=400)  # 20 times a quarter of a megabyte
         await journal.synced()
         assert path.stat().st_size < 3 * limit
     await journal.close()
-    journal = Journal.open(path, keep_bytes=limit // 4)
+    journal = Journal.open(path, ServerConfig(keep_bytes=limit // 4))
     journal.append(claimed("wake"))
     await journal.synced()
     slack = 512 * 4096
@@ -92,7 +92,7 @@ async def test_the_size_is_bounded_under_load_and_shrinks_after(tmp_path: Path) 
 
 
 async def test_what_is_too_old_goes_and_is_written_over(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "journal.db", keep_seconds=3600.0)
+    journal = Journal.open(tmp_path / "journal.db", ServerConfig(keep_seconds=3600.0))
     names = [f"episode-{number}." for number in range(300)]
     journal.append(RunRow("r", ""), *map(claimed, names))
     for name in names:
@@ -122,7 +122,7 @@ def test_the_first_evaluation_stays_however_many_episodes_the_later_ones_have(
         for episodes in range(1, 30):
             write(connection, [EvaluationRow("r", 8, {"reward_mean": (episodes, 0.5)})])
         connection.execute("COMMIT")
-        Retention(connection, 100, 2**30).tidy()
+        Retention(connection, ServerConfig(keep_episodes=100)).tidy()
         assert [(row.step, row.sums["reward_mean"][0]) for row in recover(connection).evaluations] == [(0, 1), (8, 29)]
 
 
@@ -132,7 +132,7 @@ def test_evidence_does_not_take_the_room_of_episodes(tmp_path: Path, monkeypatch
         write(connection, [RunRow("r", "")])
         for number in range(30):
             write(connection, [PairRow("r", f"{number}", "terms", "{}"), RatingRow("r", f"{number}", "terms", "{}")])
-        Retention(connection, 100, 1 << 30).tidy()
+        Retention(connection, ServerConfig(keep_episodes=100)).tidy()
         for column, table in (("group_id", "pairs"), ("answer", "ratings")):
             left = connection.execute(f"SELECT {column} FROM {table} ORDER BY rowid").fetchall()
             assert left == [(f"{number}",) for number in range(20, 30)], "the latest are kept"
@@ -175,7 +175,7 @@ def test_a_step_of_tidying_is_small_however_many_pairs_there_are(
                 done += 1
 
             connection.set_progress_handler(count, 1)
-            Retention(connection, 100, 1 << 30).tidy()
+            Retention(connection, ServerConfig(keep_episodes=100)).tidy()
             connection.set_progress_handler(None, 1)
             return done
 
@@ -192,7 +192,7 @@ def test_a_step_of_tidying_is_small_however_many_pairs_there_are(
 @pytest.mark.parametrize("of_route", [False, True])
 async def test_what_a_clock_that_was_ahead_dates_holds_nothing_back(tmp_path: Path, of_route: bool) -> None:
     limits = {"keep_routes": {"chat": RouteRetention(keep_seconds=3600.0)}} if of_route else {"keep_seconds": 3600.0}
-    journal = Journal.open(tmp_path / "journal.db", **limits)  # type: ignore[arg-type]
+    journal = Journal.open(tmp_path / "journal.db", ServerConfig(**limits))  # type: ignore[arg-type]
     output = WorkflowOutput(reward=1.0, notes=Notes(route="chat"))
     ahead = [(f"ahead-{number}", time.time() + 1e6) for number in range(600)]
     ends = [*ahead, ("old", 1.6e9), ("ahead again", time.time() + 1e6), ("young", time.time())]
@@ -208,7 +208,7 @@ async def test_a_route_keeps_less_than_others(tmp_path: Path) -> None:
         return WorkflowOutput(reward=1.0, notes=Notes(route=name.partition("-")[0]), metadata=text)
 
     routes = {"old": RouteRetention(keep_seconds=3600.0), "large": RouteRetention(keep_bytes=20_000)}
-    journal = Journal.open(tmp_path / "journal.db", keep_routes=routes)
+    journal = Journal.open(tmp_path / "journal.db", ServerConfig(keep_routes=routes))
     names = [f"{route}-{number:03}." for number in range(100) for route in ("old", "large", "other")]
     journal.append(RunRow("r", ""), *map(claimed, names))
     for name in names:
