@@ -30,7 +30,7 @@ from swarm.server.api.policies import PolicyRoutes
 from swarm.server.api.subjects import DataRoutes
 from swarm.server.api.unrecorded import UnrecordedRoutes
 from swarm.server.audit import AuditLog
-from swarm.server.auth import Admission, ClientNames, ControlRoute, Scopes, TokenRing
+from swarm.server.auth import ClientNames, ControlRoute, Scopes, TokenCheck, TokenRing
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.routes import DataPlane, NotFound
 from swarm.server.engine.changes import Changes
@@ -146,13 +146,13 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     def body_limit(scope: Scope) -> int:
         return snapshots.limits.max_archive_bytes if scope["path"] == CODE_PATH else config.max_body_bytes
 
-    admission = Admission(ring, config.anonymous, Scopes(routes), {CODE_PATH: CODE_TYPE})
+    admit = TokenCheck(ring, config.anonymous, Scopes(routes), {CODE_PATH: CODE_TYPE})
     not_found = NotFound(data_plane.routes())
     app = App(
         routes=[*routes, Mount("/episodes", app=not_found), Mount("/groups", app=not_found)],
         middleware=[
             Middleware(RequestMiddleware, over=meters.request),
-            Middleware(ErrorMiddleware, body_limit=body_limit, admit=admission),
+            Middleware(ErrorMiddleware, body_limit=body_limit, admit=admit),
         ],
         lifespan=lifespan,
     )

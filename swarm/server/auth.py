@@ -1,7 +1,7 @@
 """Who may use the control routes, and where the server may listen without a token.
 
 Invariant: the scope of a control route is stated on the route and nowhere else; a path without one, misspelt or new,
-needs ``admin``, so nothing is open by omission. Behind :class:`Admission` ``scope["caller"]`` is set and has that
+needs ``admin``, so nothing is open by omission. Behind :class:`TokenCheck` ``scope["caller"]`` is set and has that
 scope. A request without a token is judged by where it comes from, never by what it says.
 """
 
@@ -86,7 +86,7 @@ PRIVATE = "up"
 class TokenHolder:
     """Who sent a request: the name of its token, for people and for the log, and what the token allows.
 
-    :class:`Admission` puts it in ``scope["caller"]``.
+    :class:`TokenCheck` puts it in ``scope["caller"]``.
     """
 
     name: str
@@ -204,7 +204,7 @@ _REMEDY = "make a token (`swarm-gateway swarm tokens create`) and send it as `Au
 _FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 
 
-class Admission:
+class TokenCheck:
     """Refuses callers without a known token (401), those whose token lacks the scope (403), and bodies that are not
     JSON (415).
 
