@@ -15,8 +15,8 @@ from swarm.errors import ConfigError
 from swarm.job import TrainJob, parse_job
 from swarm.judged_groups import GroupAnswer, JudgedGroup, JudgedGroups, SampledText, StepRewards, Wanted, histogram
 from swarm.measures import components_of
-from swarm.server.journal.codec import clean, finish_reason_of, notes_of, state_name, unpack_trajectory
 from swarm.server.journal.schema import reading
+from swarm.server.journal.sqlite import clean, finish_reason_of, notes_of, state_name, unpack_trajectory
 from swarm.types import Notes
 
 #: Latest ends that are looked through, groups in one answer, and steps with a histogram.

@@ -16,7 +16,9 @@ from typing import Any, cast
 from msgspec import structs
 
 from swarm.measures import components_of
-from swarm.server.journal.codec import (
+from swarm.server.journal.erasure import find
+from swarm.server.journal.schema import reading
+from swarm.server.journal.sqlite import (
     clean,
     finish_reason_of,
     notes_of,
@@ -24,8 +26,6 @@ from swarm.server.journal.codec import (
     unpack_counts,
     unpack_trajectory,
 )
-from swarm.server.journal.erasure import find
-from swarm.server.journal.schema import reading
 from swarm.subjects import Subject
 from swarm.tokens import as_lists
 

@@ -23,9 +23,9 @@ from typing import NamedTuple
 from swarm.credentials import append_private
 from swarm.errors import ConfigError, RequestError, UnavailableError
 from swarm.files import flush, free_bytes
-from swarm.server.journal.codec import notes_of, pack_json, state_name
 from swarm.server.journal.lineage import versions_of
 from swarm.server.journal.schema import reading
+from swarm.server.journal.sqlite import notes_of, pack_json, state_name
 from swarm.subjects import DataReport, Subject, Tombstone
 from swarm.types import Notes
 

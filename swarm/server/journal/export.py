@@ -24,10 +24,10 @@ from typing import Any, Literal, Protocol
 import yaml
 
 from swarm.errors import ConfigError
-from swarm.server.journal.codec import TIMELINE_FIELDS, clean, notes_of
 from swarm.server.journal.episode_rows import ROW_FIELDS, Row, episode_rows, finite
 from swarm.server.journal.erasure import note_export
 from swarm.server.journal.schema import reading
+from swarm.server.journal.sqlite import TIMELINE_FIELDS, clean, notes_of
 from swarm.states import EpisodeState
 from swarm.tokens import TokenCounts
 from swarm.types import Model, OnProgress

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job, parse_job
-from swarm.server.journal.codec import unpack_step
 from swarm.server.journal.lineage import line_to
 from swarm.server.journal.rows import EvaluationRow, JournalRow, RunRow, StepRow
 from swarm.server.journal.schema import open_to_write, reading
-from swarm.server.journal.sqlite import write
+from swarm.server.journal.sqlite import unpack_step, write
 
 
 def fork_journal(journal: Path, step: int, into: Path) -> TrainJob:

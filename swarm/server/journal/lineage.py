@@ -28,8 +28,8 @@ from swarm.evidence.stages import ServingStage
 from swarm.evidence.verdict import PairedEvidence
 from swarm.job import TrainJob, parse_job
 from swarm.measures import MetricSums
-from swarm.server.journal.codec import notes_of, unpack_step
 from swarm.server.journal.schema import reading
+from swarm.server.journal.sqlite import notes_of, unpack_step
 from swarm.states import EpisodeState
 from swarm.status import PolicyRecord
 from swarm.subjects import LearnedVersion

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sqlite3
 
-from swarm.server.journal.codec import clean, unpack_call, unpack_counts, unpack_step, unpack_trajectory
 from swarm.server.journal.rows import (
     BatchRow,
     EndedHow,
@@ -23,6 +22,7 @@ from swarm.server.journal.rows import (
     StageRow,
 )
 from swarm.server.journal.schema import LIVE
+from swarm.server.journal.sqlite import clean, unpack_call, unpack_counts, unpack_step, unpack_trajectory
 from swarm.states import EpisodeState
 from swarm.tokens import ModelCall, TrainBatch, TrainGroup, Trajectory
 

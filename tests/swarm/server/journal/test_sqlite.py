@@ -3,7 +3,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.server.journal.codec import clean, pack_call, pack_json, pack_trajectory, unpack_call, unpack_trajectory
+from swarm.server.journal.sqlite import clean, pack_call, pack_json, pack_trajectory, unpack_call, unpack_trajectory
 from swarm.tokens import Timeline, Trajectory
 from tests.token_data import model_call
 
