@@ -114,13 +114,12 @@ def _unknown_routes(plan: UpPlan) -> Iterator[str]:
 def _unsaved(plan: UpPlan) -> Iterator[str]:
     """Each route on which a version may be promoted that no checkpoint keeps."""
     section = plan.gateway_section or {}
-    jobs = {server.name: server.job for server in plan.servers}
     for route in section.get("routes") or [section]:
         settings = section | route
         if not settings.get("serve") or "swarm_url" in settings:
             continue
         name, gate = settings.get("name", "default"), ServeConfig.model_validate(settings["serve"]).gate
-        job, trial = jobs.get(name, plan.servers[0].job), gate.trial_every
+        job, trial = plan.server_of(name).job, gate.trial_every
         if trial is None or gate.mode == "never" or (job.checkpoint_every and trial % job.checkpoint_every == 0):
             continue
         override = job.flat_overrides.get("trainer.save_freq")

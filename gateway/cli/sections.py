@@ -100,61 +100,51 @@ def read_plan(path: Path) -> UpPlan:
     _check_sections(path, data)
     plan = _plan_of_servers(path, data)
     part, folder = part_of(path, "gateway"), path.parent.resolve()
-    gateway = _routed(part)
-    parsed = read_config(gateway, where=part.where, folder=folder)
-    # readable from any folder
-    resolve_files(gateway, folder)
+    section = _routed(part)
     urls = {server.name: url_of(*server.address) for server in plan.servers}
+    gateway = read_config(with_servers(section, urls, ""), where=part.where, folder=folder)
+    # readable from any folder
+    resolve_files(section, folder)
     # what it would refuse itself, once the servers run
-    load_attribute("gateway.app:check")(read_config(with_servers(gateway, urls, ""), where=part.where))
-    incumbents, successions, beside = _incumbents(path, plan, parsed)
-    return replace(
-        plan,
-        gateway_section=gateway,
-        gateway_address=(parsed.host, parsed.port),
-        incumbents=incumbents,
-        successions=successions,
-        beside=beside,
-    )
+    load_attribute("gateway.app:check")(gateway)
+    plan = replace(plan, gateway_section=section, gateway_address=(gateway.host, gateway.port))
+    return _with_incumbents(plan, gateway, folder)
 
 
-def _incumbents(
-    path: Path, plan: UpPlan, gateway: GatewayConfig
-) -> tuple[tuple[IncumbentPlan, ...], tuple[SuccessionPlan, ...], tuple[BesidePlan, ...]]:
-    """The incumbents that are models, of which routes with the same one share it; the routes that follow promotions;
-    and those whose incumbent is answered by the engine of their job."""
-    servers = {server.name: server for server in plan.servers}
+def _with_incumbents(plan: UpPlan, gateway: GatewayConfig, folder: Path) -> UpPlan:
+    """``plan`` with the incumbents that are models, of which routes with the same one share it; the routes that follow
+    promotions; those whose incumbent is answered by the engine of their job; and the engines that these spare."""
+    settings_of = dict(zip(gateway.route_names, gateway.routes or [gateway], strict=True))
+    spared = {plan.server_of(name).name for name, settings in settings_of.items() if _is_answered(settings)}
+    servers = tuple(replace(server, is_spared=server.name in spared) for server in plan.servers)
+    plan = replace(plan, servers=servers)
+    urls = {plain_address(url_of(*server.address)) for server in servers}
     routes, successions, beside = dict[IncumbentPlan, list[str]](), list[SuccessionPlan](), list[BesidePlan]()
-    for name, settings in zip(gateway.route_names, gateway.routes or [gateway], strict=True):
+    for name, settings in settings_of.items():
         if (serve := settings.serve) is None:
             continue
-        server, incumbent = servers.get(name, plan.servers[0]), serve.incumbent
+        server, incumbent = plan.server_of(name), serve.incumbent
         job = server.job
         served = IncumbentPlan("", "", incumbent.port, job.max_model_len, job.max_response_length, incumbent.vllm)
         if incumbent.is_beside:
             _check_beside(server, name, incumbent.version)
-            folder = adapter_folder(server.run_dir, incumbent.version)
-            beside.append(BesidePlan(name, serve.incumbent_name, folder))
+            kept = adapter_folder(server.run_dir, incumbent.version)
+            beside.append(BesidePlan(name, serve.incumbent_name, kept))
         if incumbent.policy == "promoted":
-            # a route with the name of a job is before its server, whatever is said above
-            own = name in servers and settings.swarm_url == gateway.swarm_url
-            urls = {plain_address(url_of(*server.address)) for server in plan.servers}
-            elsewhere = plain_address(settings.swarm_url or "") not in urls
-            if "swarm_url" in settings.model_fields_set and not own and elsewhere:
+            if plain_address(settings.swarm_url or "") not in urls:
                 raise ConfigError(
                     f"the incumbent of the route {name} has policy: promoted, and its swarm_url is a server that `up` "
                     "does not run: no version of it can become the incumbent. Leave out policy, or swarm_url"
                 )
-            kept = serves_kept(job)
-            about = server.name, server.run_dir, OF_THE_JOB if kept else job.model_name, serve.incumbent_name
-            lora = job.lora is not None, kept
-            successions.append(SuccessionPlan(name, *about, served, settings.sample_timeout_seconds, *lora))
+            called = OF_THE_JOB if serves_kept(job) else job.model_name
+            lingers = settings.sample_timeout_seconds
+            successions.append(SuccessionPlan(name, server, called, serve.incumbent_name, served, lingers))
         if incumbent.model is not None:
-            resolved = load_attribute("adapters.models:resolve_model")(incumbent.model, path.parent.resolve())
+            resolved = load_attribute("adapters.models:resolve_model")(incumbent.model, folder)
             routes.setdefault(replace(served, model=resolved, name=incumbent.model), []).append(name)
-    for server in plan.servers:
+    for server in servers:
         folders = {kept.folder for kept in beside} - {adapter_folder(server.run_dir, BASE)}
-        follow = sum(succession.server == server.name and succession.beside for succession in successions)
+        follow = sum(succession.server is server and succession.beside for succession in successions)
         # one more while a version succeeds another
         if sum(folder.is_relative_to(server.run_dir) for folder in folders) + follow + bool(follow) > MOST_KEPT:
             of = f" of the job {server.name}" if server.name else ""
@@ -163,7 +153,13 @@ def _incumbents(
                 "follows promotions; give some of them an upstream or a model, or one version"
             )
     incumbents = tuple(replace(served, routes=tuple(names)) for served, names in routes.items())
-    return incumbents, tuple(successions), tuple(beside)
+    return replace(plan, incumbents=incumbents, successions=tuple(successions), beside=tuple(beside))
+
+
+def _is_answered(settings: RouteSettings) -> bool:
+    """Whether a route's users are answered without an engine."""
+    serve = settings.serve
+    return settings.upstream is not None or (serve is not None and not serve.incumbent.is_beside)
 
 
 def _check_beside(server: ServerPlan, route: str, version: int) -> None:

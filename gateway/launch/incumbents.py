@@ -178,7 +178,7 @@ class Incumbents:
             if now >= succession.looked_at + _LOOK:
                 succession.looked_at = now
                 with suppress(SwarmGatewayError):  # a server that is away is others' to report
-                    stages = read(succession.plan.server)
+                    stages = read(succession.plan.server.name)
                 if stages is not None:
                     self._read(succession, stages, now)
         except UpFailedError as exc:
@@ -232,8 +232,11 @@ class Incumbents:
             self._boot(succession, succession.next)
         else:
             folder.parent.mkdir(exist_ok=True)
-            arguments = export_command(plan.run_dir, stage.successor, folder, merged=plan.adapter and not plan.beside)
-            log = plan.run_dir / "logs" / "incumbent-export.log"
+            run_dir, job = plan.server.run_dir, plan.server.job
+            # a model folder of an adapter's version has the weights below it, too
+            merged = job.lora is not None and not plan.beside
+            arguments = export_command(run_dir, stage.successor, folder, merged=merged)
+            log = run_dir / "logs" / "incumbent-export.log"
             name = f"export of version {stage.successor}"
             succession.writing = Child(name, [*self._plan.command, *arguments], log, self._env)
 
@@ -249,7 +252,7 @@ class Incumbents:
     def _try(self, succession: RouteSuccession, successor: Successor, now: float) -> None:
         """Have the job's engine answer with its adapter; while that is away or busy, again at the next look."""
         try:
-            self._check_answers(succession.plan.server, successor.version)
+            self._check_answers(succession.plan.server.name, successor.version)
         except SwarmGatewayError as exc:
             succession.refusals += exc.code == "engine_busy"
             if exc.code == "version_not_kept" or succession.refusals >= _REFUSALS:
@@ -383,7 +386,7 @@ class Incumbents:
         answering |= {Path(planned.model) for planned in self._plan.incumbents}
         answering |= {succession.next.folder for succession in self._successions if succession.next is not None}
         for succession in self._successions:
-            for folder in (succession.plan.run_dir / INCUMBENTS).glob("*"):
+            for folder in (succession.plan.server.run_dir / INCUMBENTS).glob("*"):
                 written = _WRITTEN.fullmatch(folder.name)
                 if folder not in answering and written and int(written["version"]) < below:
                     shutil.rmtree(folder, ignore_errors=True)

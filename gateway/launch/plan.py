@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gateway.config.takeover import name_of_version
 from swarm.job import TrainJob
-from swarm.kept_adapters import INCUMBENTS, adapter_folder
+from swarm.kept_adapters import INCUMBENTS, adapter_folder, serves_kept
 
 #: Starts our own command line.
 COMMAND = (sys.executable, "-P", "-m", "gateway.cli")
@@ -28,6 +28,8 @@ class ServerPlan:
         name: of its job; empty where there is one job.
         address: host and port on which it will listen; 0: any.
         swarm_section: what the server reads from a file.
+        is_spared: whether users of some route before it are answered without its engine, by an upstream or by a model
+            beside the engines: the engine's death ends nothing else.
     """
 
     job: TrainJob
@@ -37,6 +39,7 @@ class ServerPlan:
     address: tuple[str, int] = ("127.0.0.1", 0)
     token: str | None = None
     boot_timeout: float = 600.0
+    is_spared: bool = False
 
     def of(self, what: str) -> str:
         """``what`` with the name of its job, where there are several."""
@@ -100,29 +103,29 @@ class SuccessionPlan:
 
     Attributes:
         route: of the gateway.
-        server: the name of the job that trains them.
-        run_dir: of that job.
+        server: of the job that trains them.
         name: under which they are served.
         first: the incumbent of the file, as stages name it.
         template: how they are served, but for model, name and port.
-        adapter: whether the job trains one (LoRA): a model folder of a version has the weights below it, too.
-        beside: whether the job's own engine answers as a version, beside the newest.
         lingers: seconds for which the last answers of an incumbent may go on once another one has its place.
     """
 
     route: str
-    server: str
-    run_dir: Path
+    server: ServerPlan
     name: str
     first: str
     template: IncumbentPlan
     lingers: float
-    adapter: bool = False
-    beside: bool = False
+
+    @property
+    def beside(self) -> bool:
+        """Whether the job's own engine answers as a version, beside the newest."""
+        return serves_kept(self.server.job)
 
     def folder(self, version: int) -> Path:
         """Where this version is written."""
-        return adapter_folder(self.run_dir, version) if self.beside else self.run_dir / INCUMBENTS / str(version)
+        run_dir = self.server.run_dir
+        return adapter_folder(run_dir, version) if self.beside else run_dir / INCUMBENTS / str(version)
 
     def stage_name(self, version: int) -> str:
         """What stages call the incumbent that is this version."""
@@ -173,19 +176,9 @@ class UpPlan:
         models = [("127.0.0.1", incumbent.port) for incumbent in self.incumbents]
         return [*(server.address for server in self.servers), *gateway, *models]
 
-    def spares(self, server: ServerPlan) -> bool:
-        """Whether users of some route before ``server`` are answered without its engine: by an upstream, or by a model
-        beside the engines."""
-        section, names = self.gateway_section or {}, {server.name for server in self.servers}
-        for route in section.get("routes") or (section,):
-            # what a route does not say is said above
-            upstream, serve = (route.get(key, section.get(key)) for key in ("upstream", "serve"))
-            incumbent = (serve or {}).get("incumbent") or {}
-            name = route.get("name")
-            is_before = name == server.name or (name not in names and server == self.servers[0])
-            if is_before and (upstream or incumbent.get("upstream") or incumbent.get("model")):
-                return True
-        return False
+    def server_of(self, route: str) -> ServerPlan:
+        """The server that the gateway's ``route`` is before: of the job of this name, else the first."""
+        return next((server for server in self.servers if server.name == route), self.servers[0])
 
     @property
     def client_name(self) -> str:

@@ -44,12 +44,9 @@ _LATEST_STEPS = 100
 
 
 class Server:
-    """A swarm server that was started, and the watch over its engine, whose death ends nothing else if it
-    ``is_spared``."""
+    """A swarm server that was started, and the watch over its engine."""
 
-    def __init__(
-        self, plan: ServerPlan, child: Child, on_event: OnEvent, restart_pause: float, *, is_spared: bool = False
-    ) -> None:
+    def __init__(self, plan: ServerPlan, child: Child, on_event: OnEvent, restart_pause: float) -> None:
         self.plan = plan
         self.child = child
         self.client: SwarmClient | None = None
@@ -57,7 +54,7 @@ class Server:
         self.tell: OnEvent = on_event
         if plan.name:
             self.tell = lambda kind, values: on_event(kind, {"job": plan.name, **values})
-        self.watch = EngineWatch(plan, self.tell, restart_pause, is_spared=is_spared)
+        self.watch = EngineWatch(plan, self.tell, restart_pause)
         self._silent_since: float | None = None
         #: `engine_changes` of the last status with steps
         self._changes: int | None = None

@@ -216,8 +216,7 @@ class _Up:
             env |= {TOKEN_VARIABLE: planned.token} if planned.token else {}
             log = planned.run_dir / "logs" / "swarm.log"
             child = self._spawn(planned.of("swarm server"), ["swarm", "start"], planned.swarm_section, log, env)
-            spared = plan.spares(planned)
-            self._servers.append(Server(planned, child, self._tell, plan.restart_pause, is_spared=spared))
+            self._servers.append(Server(planned, child, self._tell, plan.restart_pause))
         urls: dict[str, str] = {}
         for server in self._servers:
             url = self._listening(server.child, _SERVER_START_DEADLINE)

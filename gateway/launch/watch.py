@@ -53,7 +53,6 @@ class EngineWatch:
             ``warning``, ``stage``, ``restarting``, ``trainer_restarting``, ``recovered``, ``engine_stopped``,
             ``engine_given_up`` and ``finished``, and their values.
         restart_pause: seconds before the first restart, see :meth:`EngineFailure.pause`.
-        is_spared: whether users are answered without it: its death ends nothing else.
         clock: monotonic seconds.
 
     Attributes:
@@ -68,15 +67,13 @@ class EngineWatch:
         on_event: OnEvent,
         restart_pause: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        is_spared: bool = False,
     ) -> None:
         self._plan, self._job = plan, plan.job
         self._log = plan.run_dir / "engine.log"
         self._on_event = on_event
         self._restart_pause = restart_pause
         self._clock = clock
-        self._is_spared, self._given_up = is_spared, False
+        self._given_up = False
         self._began = clock()
         self._state: EngineState | None = None
         self._ready = self.was_ready = False
@@ -131,7 +128,7 @@ class EngineWatch:
             if not self.finished:
                 self._on_event("finished", {"step": self.last_step})
             self.finished = True
-        elif self.was_ready or self._is_spared:
+        elif self.was_ready or self._plan.is_spared:
             self._see_death(status, entered)
         else:
             self.give_up(status)
@@ -146,7 +143,7 @@ class EngineWatch:
         failure = status.engine_failure
         reason = (failure.reason if failure else status.engine.engine_status_detail) or "no reason given"
         message = f"the engine went offline: {reason}" + (f" ({why})" if why else "")
-        if not self._is_spared:
+        if not self._plan.is_spared:
             is_mistake = failure is not None and failure.wrong_config
             raise self._failed(message, status, exit_code=2 if is_mistake else 1)
         self._restart_at = None
@@ -260,7 +257,7 @@ class EngineWatch:
             if self._is_news("boot", (status.boot_stage, detail)):
                 self._on_event("boot", {"stage": status.boot_stage, "detail": detail, "seconds": seconds})
             # the server's own limit comes later, and is a death
-            if seconds > self._plan.boot_timeout and not self.was_ready and not self._is_spared:
+            if seconds > self._plan.boot_timeout and not self.was_ready and not self._plan.is_spared:
                 last = detail or status.boot_stage
                 raise self._failed(f"the engine is not ready after {seconds:.0f} s, last: {last}", status)
         elif state is not EngineState.OFFLINE and not self._ready:

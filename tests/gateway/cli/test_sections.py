@@ -111,16 +111,16 @@ def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: P
     follows = file.read_text().replace("incumbent: {model: tiny", "incumbent: {policy: promoted, model: tiny", 1)
     file.write_text(follows)
     [succession] = read_plan(file).successions
-    assert (succession.route, succession.server, succession.run_dir) == ("a", "a", plan.servers[0].run_dir)
+    assert (succession.route, succession.server) == ("a", plan.servers[0])
     assert succession.first == "tiny at 127.0.0.1:8101" and succession.stage_name(7) == "tiny, version 7"
-    assert succession.template.arguments == ("--swap-space", "1") and not succession.adapter
+    assert succession.template.arguments == ("--swap-space", "1")
     file.write_text(file.read_text().replace("{model: tiny, max", "{model: tiny, lora: {rank: 4}, max", 1))
     [succession] = read_plan(file).successions
-    assert succession.adapter and not succession.beside, "its engine may not serve while it trains"
+    assert not succession.beside, "its engine may not serve while it trains"
     file.write_text(file.read_text().replace("{rank: 4}, max", "{rank: 4}, serving: always, max", 1))
     [succession] = read_plan(file).successions
     assert succession.beside and succession.stage_name(7) == "the job's model, version 7"
-    assert succession.folder(7) == adapter_folder(succession.run_dir, 7)
+    assert succession.folder(7) == adapter_folder(plan.servers[0].run_dir, 7)
     file.write_text(file.read_text().replace("model: tiny, port: 8101", "model: gone, port: 8101"))
     with pytest.raises(ConfigError, match="there is no model folder"):
         read_plan(file)
@@ -154,6 +154,26 @@ def test_an_incumbent_may_be_a_version_of_the_job_that_its_engine_answers_as(tmp
         path.write_text(text.replace("model: tiny, lora: {rank: 4}, serving: always", job))
         with pytest.raises(ConfigError, match="which only an engine can answer that trains an adapter"):
             read_plan(path)
+
+
+def test_an_engine_is_spared_where_users_of_a_route_before_it_are_answered_without_it(tmp_path: Path) -> None:
+    def spared(
+        gateway: str, jobs: str = "jobs: {one: {job: {model: tiny}}, other: {job: {model: tiny}}}"
+    ) -> list[bool]:
+        path.write_text(f"{jobs}\ngateway: {{hooks: hooks, {gateway}}}")
+        return [server.is_spared for server in read_plan(path).servers]
+
+    path = project(tmp_path, "")
+    upstream = "upstream: {base_url: 'http://127.0.0.1:1/v1'}"
+    shadowed = f"serve: {{incumbent: {{{upstream}}}}}"
+    assert spared(f"routes: [{{name: one}}, {{name: other, {shadowed}}}]") == [False, True]
+    # what routes have from the top level is theirs
+    assert spared(f"{shadowed}, routes: [{{name: one}}, {{name: other, serve: null}}]") == [True, False]
+    assert spared(f"routes: [{{name: more, {upstream}}}]") == [True, False], "it is before the first"
+    lora = "job: {model: tiny, lora: {rank: 4}, serving: always}"
+    alone = "serve: {incumbent: {policy: promoted}}"
+    for gateway, expected in ((alone, False), (upstream, True), (shadowed, True), ("routes: []", False)):
+        assert spared(gateway, lora) == [expected]
 
 
 def test_no_version_of_a_server_elsewhere_becomes_an_incumbent(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class Site:
         base = replace(BASE, port=port, routes=routes)
         template = replace(base, model="", name="", routes=())
         first = f"base at 127.0.0.1:{port}"
-        succession = SuccessionPlan("default", "", folder, "tiny", first, template, lingers)
+        succession = SuccessionPlan("default", server_plan(folder), "tiny", first, template, lingers)
         self.folder = folder
         self.plan = UpPlan(
             servers=(server_plan(folder),),

@@ -135,23 +135,6 @@ def test_a_disk_without_a_limit_is_never_full(
         watch.check()
 
 
-def test_an_engine_is_spared_where_users_of_a_route_before_it_are_answered_without_it(tmp_path: Path) -> None:
-    one, other = server_plan(tmp_path / "one", "one"), server_plan(tmp_path / "other", "other")
-    upstream = {"base_url": "http://127.0.0.1:1/v1"}
-    shadowed = {"name": "other", "serve": {"incumbent": {"upstream": upstream}}}
-    plan = UpPlan(servers=(one, other), gateway_section={"routes": [{"name": "one"}, shadowed]})
-    assert [plan.spares(server) for server in (one, other)] == [False, True]
-    # what routes have from the top level is theirs
-    above = {"serve": shadowed["serve"], "routes": [{"name": "one"}, {"name": "other", "serve": None}]}
-    plan = UpPlan(servers=(one, other), gateway_section=above)
-    assert [plan.spares(server) for server in (one, other)] == [True, False]
-    above["routes"] = [{"name": "other"}]
-    assert [plan.spares(server) for server in (one, other)] == [False, True]
-    alone = {"serve": {"incumbent": {"policy": "promoted"}}}
-    for section, spared in ((alone, False), ({"upstream": upstream}, True), (shadowed, True), (None, False)):
-        assert UpPlan(servers=(one,), gateway_section=section).spares(one) == spared
-
-
 def test_one_error_of_the_swarm_server_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[str] = []
     broken = Answer({"error": {"message": "internal error"}}, 500)

@@ -15,6 +15,7 @@ from gateway.launch.incumbents import Incumbents
 from gateway.launch.plan import BesidePlan
 from gateway.launch.succession import read_successors
 from swarm.errors import NotFoundError, SwarmGatewayError, UnavailableError
+from swarm.job import LoraSettings
 from tests.gateway.launch.test_incumbents import SECTION, Site, up
 from tests.processes import nothing_left_behind
 
@@ -32,10 +33,12 @@ def up_beside(folder: Path, lingers: float = 0.0) -> Generator[Site]:
     with nothing_left_behind():
         site = Site(folder, lingers)
         [succession] = site.plan.successions
+        job = succession.server.job.model_copy(update={"lora": LoraSettings(rank=4), "serving": "always"})
+        server = replace(succession.server, job=job)
         site.plan = replace(
             site.plan,
             incumbents=(),
-            successions=(replace(succession, name="the job's model", first="the job's model", beside=True),),
+            successions=(replace(succession, server=server, name="the job's model", first="the job's model"),),
             beside=(BesidePlan("default", "the job's model", folder / "incumbents" / "adapter-0"),),
         )
         site.stages = [site.stage(site.first)]

@@ -31,10 +31,9 @@ class Watched:
             (run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
         job = TrainJob(model="m", total_training_steps=total_steps, save_freq=save_freq, **job)
         self.watch = EngineWatch(
-            ServerPlan(job, {}, run_dir, boot_timeout=100.0),
+            ServerPlan(job, {}, run_dir, boot_timeout=100.0, is_spared=is_spared),
             lambda kind, values: self.events.append((kind, values)),
             clock=lambda: self.now,
-            is_spared=is_spared,
         )
 
     def see(self, state: EngineState, detail: str = "", **fields: Any) -> list[str]:
