@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
-from urllib.parse import urlsplit
 
 import typer
 
@@ -56,6 +55,7 @@ def start(
     from gateway.cli.sections import parse_server
     from gateway.cli.serve import log_to_stderr
     from swarm.client.child import run_folder
+    from swarm.http.serve import url_of
 
     with tempfile.TemporaryDirectory(prefix="ajet-swarm-") as scratch:
         settings = _settings(conf, Path(scratch)) if conf else {}
@@ -78,7 +78,7 @@ def start(
         try:
             load_attribute("swarm.server.run:run")(config, on_ready=_announce)
         except ConfigError as exc:
-            url = f"http://{config.host}:{config.port}"
+            url = url_of(config.host, config.port)
             if exc.code != "port_in_use" or not _serves(url):
                 raise
             _announce(url)
@@ -130,8 +130,6 @@ def _serves(url: str) -> bool:
     """Whether a swarm server is there that this user's clients may use."""
     from swarm.client import RetryPolicy, SwarmClient
 
-    if urlsplit(url).hostname in ("0.0.0.0", "::"):
-        url = f"http://127.0.0.1:{urlsplit(url).port}"
     try:
         with SwarmClient(url, request_timeout=5.0, policy=RetryPolicy(attempts=1)) as client:
             client.get_engine_status()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from gateway.launch.run_folder import RunFile, RunServer
@@ -150,36 +151,23 @@ def client_for(swarm_url: str | None, token: str | None, policy: RetryPolicy) ->
     if (run_and_server := only_server()) is not None:
         run, server = run_and_server
         return SwarmClient(server.url, token=token_for(run, token), policy=policy)
-    client = SwarmClient(DEFAULT_URL, token=token, policy=policy)
-    try:
-        check_owner(client)
-    except BaseException:
-        client.close()
-        raise
-    return client
-
-
-def check_owner(client: SwarmClient) -> None:
-    """Refuse a server whose run folder is not in this folder, or the other way round.
-
-    Raises:
-        ConfigError: says whose it is, or that there is none.
-    """
-    from swarm.errors import UnavailableError
-
     here = Path.cwd()
     nothing = f"nothing that `up` started runs in {here}"
-    try:
-        owner = client.status().run_dir
-    except UnavailableError as exc:
-        raise ConfigError(
-            f"{nothing}, and no swarm server answers at {client.server_url}: start one (`swarm-gateway up FILE`), go "
-            "to the folder of one that runs, or name it by --swarm-url"
-        ) from exc
-    if owner and (here in Path(owner).parents or Path(owner) in (here, *here.parents)):
-        return
-    whose = f"of the run folder {owner}" if owner else "that does not say whose it is"
-    raise ConfigError(
-        f"{nothing}; at {client.server_url} there is a swarm server {whose}: if that is meant, add --swarm-url "
-        f"{client.server_url}"
-    )
+    with ExitStack() as refused:
+        client = SwarmClient(DEFAULT_URL, token=token, policy=policy)
+        refused.callback(client.close)
+        try:
+            owner = client.status().run_dir
+        except UnavailableError as exc:
+            raise ConfigError(
+                f"{nothing}, and no swarm server answers at {DEFAULT_URL}: start one (`swarm-gateway up FILE`), go to "
+                "the folder of one that runs, or name it by --swarm-url"
+            ) from exc
+        if not owner or not (here in Path(owner).parents or Path(owner) in (here, *here.parents)):
+            whose = f"of the run folder {owner}" if owner else "that does not say whose it is"
+            raise ConfigError(
+                f"{nothing}; at {DEFAULT_URL} there is a swarm server {whose}: if that is meant, add --swarm-url "
+                f"{DEFAULT_URL}"
+            )
+        refused.pop_all()
+    return client

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -246,8 +247,12 @@ def _routed(part: FilePart) -> dict[str, Any]:
     """The gateway's settings, of several jobs with a route for each."""
     settings = part.settings
     if "jobs" in part.file:
-        jobs = [*map(str, mapping_in(part.path, part.file, "jobs"))]
-        settings["routes"] = _with_all_routes(settings.get("routes") or [], jobs)
+        jobs = map(str, mapping_in(part.path, part.file, "jobs"))
+        routes = settings.get("routes") or []
+        # what is none is told by the gateway's own check
+        with suppress(TypeError, KeyError):
+            named = {route["name"] for route in routes}
+            settings["routes"] = [*routes, *({"name": name} for name in jobs if name not in named)]
     return settings
 
 
@@ -269,15 +274,6 @@ def _plan_of_servers(path: Path, data: dict[str, Any]) -> UpPlan:
         raise ConfigError(f"{path}: two jobs have one checkpoint_dir, where each would go on from weights of the other")
     # not what the file may be a link to: paths in it start from where it is named
     return UpPlan(servers=servers, gateway_section=None, file=path.absolute())
-
-
-def _with_all_routes(routes: Any, jobs: list[str]) -> Any:
-    """The ``routes`` routes of a gateway, and one for each of the ``jobs`` that has none."""
-    try:
-        named = {route["name"] for route in routes}
-    except (TypeError, KeyError):
-        return routes  # the gateway's own check says what is wrong
-    return [*routes, *({"name": name} for name in jobs if name not in named)]
 
 
 def read_train(path: Path) -> TrainPlan:

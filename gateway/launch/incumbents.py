@@ -34,6 +34,7 @@ from gateway.launch.succession import (
     write_successors,
 )
 from gateway.launch.watch import OnEvent, UpFailedError
+from swarm.client import SwarmClient
 from swarm.errors import SwarmGatewayError
 from swarm.evidence.stages import ServingStage
 from swarm.http.serve import free_port
@@ -50,9 +51,6 @@ _REFUSALS = 720
 #: Folders of versions, and what an export that was killed leaves of them.
 _WRITTEN = re.compile(r"\.?(?:adapter-)?(?P<version>\d+)(?:\.\d+)?")
 
-#: The stages of a job's routes, by the job's name.
-ReadStages = Callable[[str], Sequence[ServingStage]]
-
 
 class Incumbents:
     """All that one ``up`` serves.
@@ -62,7 +60,7 @@ class Incumbents:
         on_event: called with ``starting_incumbent``, ``beside``, ``succeeding``, ``succeeded``, ``warning``, and the
             events of :class:`LastingProcess`.
         reload: lets the gateway read its settings anew.
-        check_answers: has the engine of the job of that name answer with a kept version, or raises why it does not.
+        client_of: the client of the server of the job of that name.
     """
 
     def __init__(
@@ -70,12 +68,12 @@ class Incumbents:
         plan: UpPlan,
         on_event: OnEvent,
         reload: Callable[[], None],
-        check_answers: Callable[[str, int], None],
+        client_of: Callable[[str], SwarmClient],
     ) -> None:
         self._plan = plan
         self._tell = on_event
         self._reload = reload
-        self._check_answers = check_answers
+        self._client_of = client_of
         self._served: list[ServedModel] = []
         self._successions: list[RouteSuccession] = []
         self._successors: dict[str, Successor] = {}
@@ -136,7 +134,7 @@ class Incumbents:
         answering = min((successor.version for successor in self._successors.values()), default=0)
         self._clear(below=answering if self._plan.from_step is None else math.inf)
 
-    def look(self, stages: ReadStages) -> None:
+    def look(self) -> None:
         """Report what is new, start again what died, and go on with each succession.
 
         Raises:
@@ -147,7 +145,7 @@ class Incumbents:
             if served.process is not None and (served.ends is None or served.process.child.exit_code is None):
                 served.process.look()
         for succession in self._successions:
-            self._go_on(succession, stages, now)
+            self._go_on(succession, now)
         for served in [served for served in self._served if served.ends is not None and served.ends <= now]:
             self._served.remove(served)
             if served.process is not None:
@@ -167,9 +165,9 @@ class Incumbents:
 
     # ------------------------------------------------------------------ one succession
 
-    def _go_on(self, succession: RouteSuccession, read: ReadStages, now: float) -> None:
+    def _go_on(self, succession: RouteSuccession, now: float) -> None:
         """From each step to the next: proven, written, booted, told, followed."""
-        stages: Sequence[ServingStage] | None = None
+        stages: list[ServingStage] | None = None
         try:
             if succession.writing is not None:
                 self._written(succession, succession.writing)
@@ -178,7 +176,8 @@ class Incumbents:
             if now >= succession.looked_at + _LOOK:
                 succession.looked_at = now
                 with suppress(SwarmGatewayError):  # a server that is away is others' to report
-                    stages = read(succession.plan.server.name)
+                    policies = self._client_of(succession.plan.server.name).policies().policies
+                    stages = [policy.stage for policy in policies]
                 if stages is not None:
                     self._read(succession, stages, now)
         except UpFailedError as exc:
@@ -252,7 +251,7 @@ class Incumbents:
     def _try(self, succession: RouteSuccession, successor: Successor, now: float) -> None:
         """Have the job's engine answer with its adapter; while that is away or busy, again at the next look."""
         try:
-            self._check_answers(succession.plan.server.name, successor.version)
+            self._client_of(succession.plan.server.name).check_answers(successor.version)
         except SwarmGatewayError as exc:
             succession.refusals += exc.code == "engine_busy"
             if exc.code == "version_not_kept" or succession.refusals >= _REFUSALS:

@@ -49,7 +49,6 @@ from swarm.checkpoints import checkpoint_folder, saved_step
 from swarm.client import SwarmClient
 from swarm.concurrency import hangups, on_signals
 from swarm.errors import ConfigError, UnavailableError, UpstreamError
-from swarm.evidence.stages import ServingStage
 from swarm.http.serve import bind
 from swarm.importer import python_path
 
@@ -201,7 +200,7 @@ class _Up:
         self._work_stopping = threading.Event()
         self._servers: list[Server] = []
         self._gateway: LastingProcess | None = None
-        self._incumbents = Incumbents(plan, on_event, self.reload_gateway, self._check_answers)
+        self._incumbents = Incumbents(plan, on_event, self.reload_gateway, self._client)
         self._gateway_url, self._reload_due = "", False
         self._disks = DiskWatch(plan, on_event)
         self.working: Future[None] | None = None
@@ -262,7 +261,7 @@ class _Up:
                 return
             # the last steps are reported before all ends
             over = self.working is not None and self.working.done()
-            self._incumbents.look(self._stages)
+            self._incumbents.look()
             if self._gateway is not None:
                 self._gateway.look()
             self._reload()
@@ -327,14 +326,6 @@ class _Up:
     def _client(self, job: str) -> SwarmClient:
         [client] = [server.client for server in self._servers if server.plan.name == job and server.client is not None]
         return client
-
-    def _stages(self, job: str) -> list[ServingStage]:
-        """Of the routes before a job."""
-        return [policy.stage for policy in self._client(job).policies().policies]
-
-    def _check_answers(self, job: str, version: int) -> None:
-        """Have the engine of a job answer with a kept version; raises why it does not."""
-        self._client(job).check_answers(version)
 
     def reload_gateway(self) -> None:
         """Have the gateway read its settings anew: at once, or once it listens, since it may have read them before."""

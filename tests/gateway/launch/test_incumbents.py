@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from gateway.launch import incumbents
 from gateway.launch.incumbents import Incumbents
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan
 from gateway.launch.succession import Successor, read_successors, with_successors, write_successors
+from swarm.client import SwarmClient
 from swarm.errors import ConfigError, SwarmGatewayError
 from swarm.evidence.stages import ServingStage, StageRules
 from tests.gateway.launch.test_up import COMMAND, server_plan
@@ -63,7 +65,7 @@ class Site:
         self.stages = [self.stage(first)]
         self.asked_of_engines: list[tuple[str, int]] = []
         self.engine_error: SwarmGatewayError | None = None
-        self.incumbents = Incumbents(self.plan, self.event, self.reload, self.check_answers)
+        self.incumbents = Incumbents(self.plan, self.event, self.reload, self.client_of)
 
     def event(self, kind: str, values: dict[str, Any]) -> None:
         self.events.append((kind, values))
@@ -71,10 +73,14 @@ class Site:
     def reload(self) -> None:
         self.reloads += 1
 
-    def check_answers(self, job: str, version: int) -> None:
-        self.asked_of_engines.append((job, version))
-        if self.engine_error is not None:
-            raise self.engine_error
+    def client_of(self, job: str) -> SwarmClient:
+        def check_answers(version: int) -> None:
+            self.asked_of_engines.append((job, version))
+            if self.engine_error is not None:
+                raise self.engine_error
+
+        policies = SimpleNamespace(policies=[SimpleNamespace(stage=stage) for stage in self.stages])
+        return cast(SwarmClient, SimpleNamespace(policies=lambda: policies, check_answers=check_answers))
 
     def stage(self, incumbent: str, successor: int | None = None) -> ServingStage:
         stage = ServingStage.begun("default", incumbent, StageRules(), 0.0, "salt")
@@ -96,7 +102,7 @@ class Site:
         deadline = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < deadline, self.events
-            self.incumbents.look(lambda _: self.stages)
+            self.incumbents.look()
             time.sleep(0.02)
 
     def running(self) -> list[str]:
@@ -218,7 +224,7 @@ def test_a_version_that_is_proven_on_two_routes_is_written_once_and_becomes_the_
         site.incumbents.stop(threading.Event())
         [succession] = site.plan.successions
         site.plan = replace(site.plan, successions=(succession, replace(succession, route="other")))
-        site.incumbents = Incumbents(site.plan, site.event, site.reload, site.check_answers)
+        site.incumbents = Incumbents(site.plan, site.event, site.reload, site.client_of)
         site.incumbents.start()
         stage = site.stage(site.first, successor=2)
         site.stages = [stage, stage.model_copy(update={"route": "other"})]
@@ -238,7 +244,7 @@ def test_a_version_that_is_recalled_gives_its_place_back(tmp_path: Path, before:
         if before == "upstream":
             site.incumbents.stop(threading.Event())
             site.plan = replace(site.plan, incumbents=())
-            site.incumbents = Incumbents(site.plan, site.event, site.reload, site.check_answers)
+            site.incumbents = Incumbents(site.plan, site.event, site.reload, site.client_of)
             site.incumbents.start()
         site.stages = [site.stage(site.first, successor=2)]
         site.until(lambda: site.reloads == 1)
@@ -366,7 +372,7 @@ def test_what_cannot_be_written_or_served_leaves_the_incumbent_and_says_so(
         assert site.running() == ["incumbent base"]
         (tmp_path / "no-export").unlink()
         for _ in range(5):
-            site.incumbents.look(lambda _: site.stages)
+            site.incumbents.look()
         assert len(site.told("succeeding")) == 1, "the same version is not tried again before the next start"
         # another one, whose vLLM dies at each start
         monkeypatch.setattr(incumbents.IncumbentPlan, "command", _without_flags)

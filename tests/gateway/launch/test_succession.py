@@ -42,7 +42,7 @@ def up_beside(folder: Path, lingers: float = 0.0) -> Generator[Site]:
             beside=(BesidePlan("default", "the job's model", folder / "incumbents" / "adapter-0"),),
         )
         site.stages = [site.stage(site.first)]
-        site.incumbents = Incumbents(site.plan, site.event, site.reload, site.check_answers)
+        site.incumbents = Incumbents(site.plan, site.event, site.reload, site.client_of)
         try:
             site.incumbents.start()
             yield site
