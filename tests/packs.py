@@ -119,7 +119,7 @@ PACKS: dict[str, Pack] = {
         ),
     ),
     "scaffold": Pack(
-        ("gateway.scaffold", "gateway.cli.new"),
+        ("gateway.scaffold",),
         ("tests/gateway/cli/test_new.py", "tests/tutorial/test_scaffold.py", "tests/tutorial/test_skill.py"),
         # of what it makes
         needs=("replay", "rewards", "trying-hooks"),

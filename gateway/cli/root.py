@@ -30,8 +30,8 @@ app.command()(serve)
 for _spec in (
     "gateway.cli.replay:replay",
     "gateway.cli.monitor:monitor",
-    "gateway.cli.new:new",
-    "gateway.cli.new:skill",
+    "gateway.scaffold:new",
+    "gateway.scaffold:skill",
 ):
     if (_command := load_optional(_spec)) is not None:
         app.command()(_command)

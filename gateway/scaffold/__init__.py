@@ -11,6 +11,10 @@ import shutil
 import tempfile
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
 
 from swarm.errors import ConfigError
 
@@ -19,6 +23,23 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")
 _PLACEHOLDER = "NAME_OF_THE_AGENT"
 #: Ends the names of template files, so that no tool takes them for sources.
 _SUFFIX = ".tmpl"
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="name of the agent, e.g. polite_agent")],
+    into: Annotated[Path, typer.Option(help="folder in which opencode_build_NAME is made")] = Path(),
+) -> None:
+    """Make a folder with the two hook files, mock users, data and a configuration; all of it runs as it is."""
+    made = scaffold(name, into)
+    typer.echo(f"{made}: edit on_compute_relative_reward.py, then")
+    folder, data, config = (quote(str(path)) for path in (made, made / "groups.jsonl", made / "config.yaml"))
+    typer.echo(f"  swarm-gateway hooks test {folder} --data {data}")
+    typer.echo(f"  swarm-gateway up {config}")
+
+
+def skill() -> None:
+    """Print the skill with which a coding agent makes such a folder from a user's wish."""
+    typer.echo(files("gateway.scaffold").joinpath("SKILL.md").read_text(encoding="utf-8"), nl=False)
 
 
 def scaffold(name: str, parent: Path) -> Path:
@@ -52,8 +73,3 @@ def scaffold(name: str, parent: Path) -> Path:
     except OSError as exc:
         raise ConfigError(f"cannot make {target}: {exc.strerror or exc}") from exc
     return target
-
-
-def skill() -> str:
-    """The skill ``build-agent`` for coding agents, in Markdown."""
-    return files("gateway.scaffold").joinpath("SKILL.md").read_text(encoding="utf-8")
