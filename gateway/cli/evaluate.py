@@ -54,7 +54,6 @@ def evaluate(
     """
     import asyncio
 
-    from gateway.launch.plan import COMMAND
     from gateway.launch.versions import ends_by_signals, label_of, served, written
     from gateway.replay.bar import replay_bar
     from gateway.replay.compare import scored
@@ -100,7 +99,7 @@ def evaluate(
 
         if not as_json:
             typer.echo(f"{name}: is served, which takes a while", err=True)
-        with served(model, run_dir, job, step, COMMAND, vllm or ()) as base_url:
+        with served(model, run_dir, job, step, vllm or ()) as base_url:
             replay_report = asyncio.run(send_all(base_url))
         if report is not None:
             # before it is judged: a hook that fails loses no answers
@@ -119,7 +118,7 @@ def evaluate(
 
     with ends_by_signals(), ExitStack() as models:
         # both are written first: a run that goes on may remove a version
-        of_step = {step: models.enter_context(written(run_dir, job, step, COMMAND)) for step in (version, against)}
+        of_step = {step: models.enter_context(written(run_dir, job, step)) for step in (version, against)}
         earlier, later = replayed(against, of_step[against]), replayed(version, of_step[version])
     with prints_to_stderr():
         result = asyncio.run(scored(later, earlier, judge))

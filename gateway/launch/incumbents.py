@@ -21,9 +21,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gateway.config.takeover import name_of_version
 from gateway.launch.children import FOLDER_VARIABLE, Child
 from gateway.launch.plan import IncumbentPlan, SuccessionPlan, UpPlan, export_command
-from gateway.launch.servers import LastingProcess, ended, is_free
+from gateway.launch.servers import LastingProcess, ended
 from gateway.launch.succession import (
     OF_THE_FILE,
     RouteSuccession,
@@ -37,7 +38,7 @@ from gateway.launch.watch import OnEvent, UpFailedError
 from swarm.client import SwarmClient
 from swarm.errors import SwarmGatewayError
 from swarm.evidence.stages import ServingStage
-from swarm.http.serve import free_port
+from swarm.http.serve import free_port, is_free
 from swarm.importer import load_attribute, python_path
 from swarm.kept_adapters import INCUMBENTS
 
@@ -311,7 +312,7 @@ class Incumbents:
             if served not in self._served:
                 self._served.append(served)
         succession.taking, succession.told_at = served, now
-        succession.awaited = plan.first if successor is None else plan.stage_name(successor.version)
+        succession.awaited = plan.first if successor is None else name_of_version(plan.name, successor.version)
         self._reload()
 
     def _at(self, port: int) -> ServedModel | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.config.takeover import name_of_version
 from swarm.job import TrainJob
 from swarm.kept_adapters import INCUMBENTS, adapter_folder, serves_kept
 
@@ -126,10 +125,6 @@ class SuccessionPlan:
         """Where this version is written."""
         run_dir = self.server.run_dir
         return adapter_folder(run_dir, version) if self.beside else run_dir / INCUMBENTS / str(version)
-
-    def stage_name(self, version: int) -> str:
-        """What stages call the incumbent that is this version."""
-        return name_of_version(self.name, version)
 
 
 @dataclass(frozen=True)

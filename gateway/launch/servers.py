@@ -24,7 +24,6 @@ from swarm.checkpoints import check_kept, checkpoint_folder, saved_step
 from swarm.client import RetryPolicy, SwarmClient
 from swarm.client.control import differences
 from swarm.errors import ConfigError, ConflictError, RequestError, SwarmGatewayError, UnavailableError, UpstreamError
-from swarm.http.serve import bind
 from swarm.importer import load_attribute
 from swarm.job import TrainJob
 from swarm.status import MAX_RESTARTS, EngineFailure, ServerStatus
@@ -306,15 +305,6 @@ def listens(address: tuple[str, int]) -> bool:
     try:
         socket.create_connection(address, timeout=0.2).close()
     except OSError:
-        return False
-    return True
-
-
-def is_free(port: int) -> bool:
-    """Whether a process may listen on this port of 127.0.0.1."""
-    try:
-        bind("127.0.0.1", port).close()
-    except ConfigError:
         return False
     return True
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from gateway.launch import plan
 from gateway.launch.children import Child
 from gateway.launch.plan import IncumbentPlan, export_command
 from gateway.launch.servers import ended, listens
@@ -51,14 +52,13 @@ def ends_by_signals() -> Generator[None]:
 
 
 @contextmanager
-def written(run_dir: Path, job: TrainJob, step: int, command: Sequence[str]) -> Generator[str]:
+def written(run_dir: Path, job: TrainJob, step: int) -> Generator[str]:
     """The model of the version of ``step``, in a folder of its own; 0: the model that the run began with.
 
     Args:
         run_dir: keeps the version.
         job: of the run.
         step: of the version.
-        command: starts our command line.
 
     Raises:
         ConfigError: it cannot be written; with the last line of the log, and where that is.
@@ -68,28 +68,26 @@ def written(run_dir: Path, job: TrainJob, step: int, command: Sequence[str]) -> 
         return
     with _folder(run_dir) as folder:
         arguments = export_command(run_dir, step, folder / "model", merged=job.lora is not None)
-        with _child(f"export of {label_of(step)}", [*command, *arguments], run_dir) as export:
+        with _child(f"export of {label_of(step)}", arguments, run_dir) as export:
             _wait(export)
         yield str(folder / "model")
 
 
 @contextmanager
-def served(
-    model: str, run_dir: Path, job: TrainJob, step: int, command: Sequence[str], vllm_arguments: Sequence[str] = ()
-) -> Generator[str]:
+def served(model: str, run_dir: Path, job: TrainJob, step: int, vllm_arguments: Sequence[str] = ()) -> Generator[str]:
     """The base URL of ``model``, which is the version of ``step``; arguments and errors are those of :func:`written`.
 
     Args:
         vllm_arguments: more of them for vLLM.
     """
     lengths = job.max_model_len, job.max_response_length
-    plan = IncumbentPlan(model, label_of(step), free_port(), *lengths, tuple(vllm_arguments))
+    planned = IncumbentPlan(model, label_of(step), free_port(), *lengths, tuple(vllm_arguments))
     with (
         _folder(run_dir) as folder,
-        _child(f"vLLM of {label_of(step)}", [*command, *plan.command(folder)], run_dir) as vllm,
+        _child(f"vLLM of {label_of(step)}", planned.command(folder), run_dir) as vllm,
     ):
-        _wait(vllm, plan.port)
-        yield f"http://127.0.0.1:{plan.port}/v1"
+        _wait(vllm, planned.port)
+        yield f"http://127.0.0.1:{planned.port}/v1"
 
 
 def label_of(step: int) -> str:
@@ -109,9 +107,10 @@ def _folder(run_dir: Path) -> Generator[Path]:
 
 
 @contextmanager
-def _child(name: str, command: Sequence[str], run_dir: Path) -> Generator[Child]:
+def _child(name: str, arguments: Sequence[str], run_dir: Path) -> Generator[Child]:
+    """Our command line with ``arguments``, which ends with the block."""
     log = run_dir / "logs" / f"eval-{name.replace(' ', '-')}.log"
-    child = Child(name, command, log, {"PYTHONPATH": python_path()})
+    child = Child(name, [*plan.COMMAND, *arguments], log, {"PYTHONPATH": python_path()})
     try:
         yield child
     finally:

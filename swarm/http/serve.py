@@ -103,15 +103,19 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
+def is_free(port: int) -> bool:
+    """Whether a process may listen on this port of loopback."""
+    try:
+        bind("127.0.0.1", port).close()
+    except ConfigError:
+        return False
+    return True
+
+
 def free_ports() -> Iterator[int]:
     """Ports of loopback that nobody has now, in a random order. None is of those that systems give to whoever asks for
     any, so that it is still free when a server listens that is long in starting."""
-    for port in random.Random().sample(_LASTING_PORTS, len(_LASTING_PORTS)):
-        try:
-            bind("127.0.0.1", port).close()
-        except ConfigError:
-            continue
-        yield port
+    return filter(is_free, random.Random().sample(_LASTING_PORTS, len(_LASTING_PORTS)))
 
 
 def free_port() -> int:

@@ -112,14 +112,14 @@ def test_incumbents_that_are_models_are_planned_and_shared_by_routes(tmp_path: P
     file.write_text(follows)
     [succession] = read_plan(file).successions
     assert (succession.route, succession.server) == ("a", plan.servers[0])
-    assert succession.first == "tiny at 127.0.0.1:8101" and succession.stage_name(7) == "tiny, version 7"
+    assert succession.first == "tiny at 127.0.0.1:8101" and succession.name == "tiny"
     assert succession.template.arguments == ("--swap-space", "1")
     file.write_text(file.read_text().replace("{model: tiny, max", "{model: tiny, lora: {rank: 4}, max", 1))
     [succession] = read_plan(file).successions
     assert not succession.beside, "its engine may not serve while it trains"
     file.write_text(file.read_text().replace("{rank: 4}, max", "{rank: 4}, serving: always, max", 1))
     [succession] = read_plan(file).successions
-    assert succession.beside and succession.stage_name(7) == "the job's model, version 7"
+    assert succession.beside and succession.name == "the job's model"
     assert succession.folder(7) == adapter_folder(plan.servers[0].run_dir, 7)
     file.write_text(file.read_text().replace("model: tiny, port: 8101", "model: gone, port: 8101"))
     with pytest.raises(ConfigError, match="there is no model folder"):
