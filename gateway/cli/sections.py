@@ -102,7 +102,7 @@ def read_plan(path: Path) -> UpPlan:
     plan = _plan_of_servers(path, data)
     part, folder = part_of(path, "gateway"), path.parent.resolve()
     section = _routed(part)
-    urls = {server.name: url_of(*server.address) for server in plan.servers}
+    urls = {server.name: server.url for server in plan.servers}
     gateway = read_config(with_servers(section, urls, ""), where=part.where, folder=folder)
     # readable from any folder
     resolve_files(section, folder)
@@ -119,7 +119,7 @@ def _with_incumbents(plan: UpPlan, gateway: GatewayConfig, folder: Path) -> UpPl
     spared = {plan.server_of(name).name for name, settings in settings_of.items() if _is_answered(settings)}
     servers = tuple(replace(server, is_spared=server.name in spared) for server in plan.servers)
     plan = replace(plan, servers=servers)
-    urls = {plain_address(url_of(*server.address)) for server in servers}
+    urls = {plain_address(server.url) for server in servers}
     routes, successions, beside = dict[IncumbentPlan, list[str]](), list[SuccessionPlan](), list[BesidePlan]()
     for name, settings in settings_of.items():
         if (serve := settings.serve) is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from swarm.http.serve import url_of
 from swarm.job import TrainJob
 from swarm.kept_adapters import INCUMBENTS, adapter_folder, serves_kept
 
@@ -39,6 +40,12 @@ class ServerPlan:
     token: str | None = None
     boot_timeout: float = 600.0
     is_spared: bool = False
+
+    @property
+    def url(self) -> str:
+        """Of its address; any free port, which nobody knows yet, is a port 1: no address has a port 0."""
+        host, port = self.address
+        return url_of(host, port or 1)
 
     def of(self, what: str) -> str:
         """``what`` with the name of its job, where there are several."""

@@ -135,6 +135,12 @@ def test_what_stands_above_routes_is_none_of_them(tmp_path: Path) -> None:
     assert [incumbent.routes for incumbent in plan.incumbents] == [("a", "b")]
 
 
+def test_the_engine_of_a_job_answers_as_an_incumbent_also_where_its_server_takes_any_free_port(tmp_path: Path) -> None:
+    job = "job: {model: tiny, lora: {rank: 4}, serving: always}\nswarm: {port: 0}\n"
+    plan = read_plan(project(tmp_path, f"{job}gateway: {{hooks: hooks, serve: {{incumbent: {{policy: promoted}}}}}}"))
+    assert plan.successions and plan.servers[0].address == ("127.0.0.1", 0)
+
+
 def test_an_incumbent_may_be_a_version_of_the_job_that_its_engine_answers_as(tmp_path: Path) -> None:
     job = "job: {model: tiny, lora: {rank: 4}, serving: always}\nswarm: {run_dir: run}\n"
     path = project(tmp_path, f"{job}gateway: {{hooks: hooks, serve: {{incumbent: {{policy: promoted}}}}}}")
