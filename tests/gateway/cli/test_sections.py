@@ -200,6 +200,14 @@ def test_no_version_of_a_server_elsewhere_becomes_an_incumbent(tmp_path: Path) -
     assert read_plan(path).successions, "a route with the name of a job is before its server"
 
 
+def test_routes_of_jobs_have_their_servers_although_none_is_named_above_them(tmp_path: Path) -> None:
+    path = project(tmp_path, JOBS.replace("hooks: hooks", "hooks: hooks, swarm_url: null"))
+    assert [server.name for server in read_plan(path).servers] == ["planner", "solver"]
+    path.write_text(path.read_text().replace("[{", "[{name: nobody}, {"))
+    with pytest.raises(ConfigError, match=r"routes\.0: set swarm_url, upstream or both: nothing would answer"):
+        read_plan(path)
+
+
 def test_no_more_versions_answer_than_an_engine_holds(tmp_path: Path) -> None:
     def plan(policies: Sequence[int | str]) -> UpPlan:
         text = "job: {model: tiny, lora: {rank: 4}, serving: always}\nswarm: {run_dir: run}\ngateway:\n  routes:\n"
