@@ -5,6 +5,7 @@ Invariant: an error message names the file and the section.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,13 +24,12 @@ class FilePart:
     """What a command reads of a file.
 
     Attributes:
-        settings: of the section, or of the file.
+        settings: of the section, or of the file; a gateway before several jobs has a route for each.
         where: names it in errors.
         section: empty where all of the file is meant.
         file: everything in it.
     """
 
-    path: Path
     settings: dict[str, Any]
     where: str
     section: str
@@ -50,7 +50,7 @@ def part_of(path: Path, section: Section) -> FilePart:
     """
     data = read_mapping(path, {"job": "job", "swarm": "swarm config", "gateway": "gateway config"}[section])
     if not is_sectioned(data):
-        return FilePart(path, data, str(path), "", data)
+        return FilePart(data, str(path), "", data)
     if section != "gateway" and "jobs" in data:
         names = ", ".join(map(str, mapping_in(path, data, "jobs")))
         raise ConfigError(
@@ -59,7 +59,14 @@ def part_of(path: Path, section: Section) -> FilePart:
     command = "train" if "workflow" in data else "up"
     if section not in data and section != "swarm":
         raise ConfigError(f"{path} is a file for `{command}` and has no section {section}, which is wanted here")
-    return FilePart(path, mapping_in(path, data, section), f"{path}, {section}", section, data)
+    settings = mapping_in(path, data, section)
+    if section == "gateway" and "jobs" in data:
+        jobs, routes = map(str, mapping_in(path, data, "jobs")), settings.get("routes") or []
+        # what is none is told by the gateway's own check
+        with suppress(TypeError, KeyError):
+            named = {route["name"] for route in routes}
+            settings["routes"] = [*routes, *({"name": name} for name in jobs if name not in named)]
+    return FilePart(settings, f"{path}, {section}", section, data)
 
 
 def mapping_in(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from gateway.cli.here import plain_address
 from gateway.cli.output import import_from
-from gateway.cli.parts import FilePart, is_sectioned, jobs_in, mapping_in, part_of
+from gateway.cli.parts import is_sectioned, jobs_in, part_of
 from gateway.config.gateway import GatewayConfig, read_config, resolve_files
 from gateway.config.route import RouteSettings
 from gateway.config.takeover import OF_THE_JOB
@@ -101,7 +100,7 @@ def read_plan(path: Path) -> UpPlan:
     _check_sections(path, data)
     plan = _plan_of_servers(path, data)
     part, folder = part_of(path, "gateway"), path.parent.resolve()
-    section = _routed(part)
+    section = part.settings
     urls = {server.name: server.url for server in plan.servers}
     gateway = read_config(with_servers(section, urls, ""), where=part.where, folder=folder)
     # readable from any folder
@@ -221,7 +220,7 @@ def read_gateway(
     if servers is not None:
         # as `up` read it
         folder = folder.resolve()
-        settings = with_servers(_routed(part), servers, os.environ.get(PRIVATE_TOKEN_VARIABLE, ""))
+        settings = with_servers(settings, servers, os.environ.get(PRIVATE_TOKEN_VARIABLE, ""))
     elif part.section:
         config = load_attribute("swarm.server.config:ServerConfig").model_fields
         jobs = {name: sections["swarm"] for name, sections in jobs_in(path, part.file).items()}
@@ -230,7 +229,7 @@ def read_gateway(
             for name, server in jobs.items()
         }
         own = next(iter(jobs.values()), {}).get("token") or os.environ.get(TOKEN_VARIABLE, "")
-        settings = with_servers(_routed(part), urls, own)
+        settings = with_servers(settings, urls, own)
     if incumbents is not None:
         settings = with_successors(settings, read_successors(incumbents))
     config = read_config({**settings, **flags}, where=part.where, folder=folder)
@@ -241,19 +240,6 @@ def read_gateway(
                 f"{part.where}: --{option} changes nothing: {', '.join(config.route_names)} have a {name} of their own"
             )
     return config
-
-
-def _routed(part: FilePart) -> dict[str, Any]:
-    """The gateway's settings, of several jobs with a route for each."""
-    settings = part.settings
-    if "jobs" in part.file:
-        jobs = map(str, mapping_in(part.path, part.file, "jobs"))
-        routes = settings.get("routes") or []
-        # what is none is told by the gateway's own check
-        with suppress(TypeError, KeyError):
-            named = {route["name"] for route in routes}
-            settings["routes"] = [*routes, *({"name": name} for name in jobs if name not in named)]
-    return settings
 
 
 def _plan_of_servers(path: Path, data: dict[str, Any]) -> UpPlan:
