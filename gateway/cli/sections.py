@@ -76,20 +76,6 @@ def read_server(path: Path | None, flags: Mapping[str, Any]) -> Any:
     return parse_server(settings, part.where, path.parent)
 
 
-def resolve_job(job: TrainJob, folder: Path) -> TrainJob:
-    """``job`` with its model resolved to a path (or a hub name), keeping the name it is served under, and the path of
-    its checkpoints.
-
-    Raises:
-        ConfigError: the model is not there; says what to do.
-    """
-    resolve = load_attribute("adapters.models:resolve_model")
-    changes = {"model": resolve(job.model, folder), "served_model_name": job.model_name}
-    if job.checkpoint_dir:
-        changes["checkpoint_dir"] = str(path_in(folder, job.checkpoint_dir))
-    return job.model_copy(update=changes)
-
-
 def read_plan(path: Path) -> UpPlan:
     """What ``up`` runs, from its file, every section validated before anything starts.
 
@@ -292,13 +278,17 @@ def _server_plan(path: Path, sections: dict[str, Any], name: str) -> ServerPlan:
         # we go by the job as well: where it keeps checkpoints, when it is done
         defaults = read_mapping(server.job_defaults, "server's job_defaults")
         job = layered(plain_fields(job, only_set=True), server=defaults, where=f"{where}job").job
-    run_dir = (folder / server.run_dir).resolve()
-    # the server reads its section from another folder
-    section["run_dir"] = str(run_dir)
-    if server.job_defaults is not None:
+        # the server reads its section from another folder
         section["job_defaults"] = str(server.job_defaults)
+    # a path, or a hub's name, served under the name that it has in the file
+    model = load_attribute("adapters.models:resolve_model")(job.model, folder)
+    changes = {"model": model, "served_model_name": job.model_name}
+    if job.checkpoint_dir:
+        changes["checkpoint_dir"] = str(path_in(folder, job.checkpoint_dir))
+    run_dir = (folder / server.run_dir).resolve()
+    section["run_dir"] = str(run_dir)
     return ServerPlan(
-        job=resolve_job(job, folder),
+        job=job.model_copy(update=changes),
         swarm_section=section,
         run_dir=run_dir,
         name=name,

@@ -12,13 +12,11 @@ from gateway.cli.sections import (
     read_plan,
     read_server,
     read_train,
-    resolve_job,
 )
 from gateway.config.gateway import read_config
 from gateway.launch.plan import UpPlan
 from swarm.data import located
 from swarm.errors import ConfigError
-from swarm.job import TrainJob
 from swarm.kept_adapters import MOST_KEPT, adapter_folder
 
 
@@ -310,10 +308,10 @@ def test_a_misspelt_server_key_is_named() -> None:
 
 
 def test_the_served_name_survives_the_resolution(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "config.json").write_text("{}")
-    job = resolve_job(TrainJob(model="checkpoint", served_model_name="assistant"), tmp_path)
-    assert (job.model, job.model_name) == (str(tmp_path / "checkpoint"), "assistant")
+    job_of = "{model: tiny, served_model_name: assistant}"
+    [server] = read_plan(project(tmp_path, f"job: {job_of}\ngateway: {{hooks: hooks}}")).servers
+    job = server.job
+    assert (job.model, job.model_name) == (str(tmp_path / "tiny"), "assistant")
     assert "checkpoint_dir" not in job.model_fields_set, "a server's default is left to it"
 
 
