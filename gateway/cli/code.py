@@ -136,7 +136,11 @@ def diff(
     names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     changes = {name: "added" if name not in before else "changed" if name in after else "removed" for name in names}
     lines = [line for name, change in changes.items() for line in _lines(before, after, name, change)]
-    tell(as_json, {"from": first, "to": new or str(folder.resolve()), "changed": changes}, *lines)
+    if as_json:
+        print_json({"from": first, "to": new or str(folder.resolve()), "changed": changes})
+    elif lines:
+        # as they are, for a patch
+        typer.echo("\n".join(lines))
     raise typer.Exit(1 if changes else 0)
 
 

@@ -153,11 +153,10 @@ def _kept_in(run_dir: Path) -> Any:
 
 
 def _line(kept: KeptVersion) -> str:
-    from gateway.views.format import printable
     from swarm.progress import reward
 
     mean = "" if kept.reward is None else f", reward {reward(kept.reward)}"
-    why = f": {printable(', '.join(kept.why))}" if kept.why else ""
+    why = f": {', '.join(kept.why)}" if kept.why else ""
     return f"step {kept.step}{mean}, {kept.bytes / 1e6:.0f} MB{why}"
 
 
@@ -166,8 +165,6 @@ def _job(record: PolicyRecord) -> dict[str, Any]:
 
 
 def _lines(record: PolicyRecord) -> list[str]:
-    from gateway.views.format import printable
-
     before = [step.step for step in record.steps if step.step < record.step]
     parent = f"step {before[-1]} of this run" if before else record.parent or f"the model {record.job.model}"
     lines = [
@@ -186,4 +183,4 @@ def _lines(record: PolicyRecord) -> list[str]:
     lines += [f"held out: {sentence}" for sentence in record.held_out]
     lines += [f"verdict: {verdict}" for verdict in record.verdicts] or ["verdict: nothing was compared"]
     lines += [f"stage: {move}" for move in record.moves]
-    return [printable(line) for line in lines]
+    return lines

@@ -31,12 +31,14 @@ def print_json(value: Any) -> None:
 
 
 def tell(as_json: bool, value: Any, *lines: str) -> None:
-    """The outcome of a command: ``value`` as a line of JSON, or ``lines`` for people."""
+    """The outcome of a command: ``value`` as a line of JSON, or for people ``lines``, which may be a server's words."""
+    from gateway.views.format import printable
+
     if as_json:
         print_json(value)
     else:
         for line in lines:
-            typer.echo(line)
+            typer.echo(printable(line))
 
 
 def prints_to_stderr() -> redirect_stdout[TextIO]:
@@ -64,9 +66,11 @@ def confirm_deletion(shown: Callable[[], list[str]]) -> None:
     Raises:
         ConfigError: nobody can be asked.
     """
+    from gateway.views.format import printable
+
     if not sys.stdin.isatty():
         raise ConfigError("nothing is deleted: add --yes to remove it unasked, or answer in a terminal")
-    typer.echo("\n".join(shown()), err=True)
+    typer.echo("\n".join(map(printable, shown())), err=True)
     if not typer.confirm("Delete it for good?", err=True):
         raise typer.Exit(1)
 

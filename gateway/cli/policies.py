@@ -44,11 +44,9 @@ def list_policies(target: ServerTarget, as_json: AsJson = False) -> None:
 @targeted
 def explain(target: ServerTarget, name: Name = "", incumbent: Before = "", as_json: AsJson = False) -> None:
     """The verdict on one challenger line by line: terms, evidence, guards, budget, sides, and who moved it last."""
-    from gateway.views.format import printable
-
     with target.connect() as client:
         explained = client.explain_policy(name, incumbent)
-    tell(as_json, explained.model_dump(mode="json"), *map(printable, explained.lines))
+    tell(as_json, explained.model_dump(mode="json"), *explained.lines)
 
 
 @app.command()
@@ -129,9 +127,7 @@ def resume(target: ServerTarget, reason: Reason, as_json: AsJson = False) -> Non
 
 
 def _of_training(policies: PoliciesResponse) -> list[str]:
-    from gateway.views.format import printable
-
-    alarms = [printable(f"alarm: {alarm.sentence}") for alarm in policies.alarms]
+    alarms = [f"alarm: {alarm.sentence}" for alarm in policies.alarms]
     if not policies.training_waits or any(alarm.pauses for alarm in policies.alarms):
         return alarms
     if any(policy.stage.paused for policy in policies.policies):
@@ -145,8 +141,6 @@ def _tell_moved(moved: PolicyStatus, as_json: bool) -> None:
 
 
 def _line(policy: PolicyStatus) -> str:
-    from gateway.views.format import printable
-
     stage = policy.stage
     challenger = "no version yet" if stage.challenger is None else f"version {stage.challenger}"
     parts = [
@@ -156,4 +150,4 @@ def _line(policy: PolicyStatus) -> str:
         f", stage version {stage.version}, by {stage.by}: {stage.why}",
         policy.verdict.sentence if policy.verdict is not None else "nothing is compared yet in this stage",
     ]
-    return printable(" | ".join([*parts, f"waits for a person: {policy.waits}"] if policy.waits else parts))
+    return " | ".join([*parts, f"waits for a person: {policy.waits}"] if policy.waits else parts)

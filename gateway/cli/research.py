@@ -47,24 +47,20 @@ def resume(study: Folder, token: Token = None, as_json: Events = False) -> None:
 @app.command()
 def status(study: Folder, as_json: AsJson = False) -> None:
     """Say where a study is: its budget, what runs, and each experiment's verdict."""
-    from gateway.views.format import printable
     from swarm.research.report import summary
 
     report = summary(*_read(study))
-    if as_json:
-        print_json(report)
-        return
-    typer.echo(printable(report["question"].strip()))
-    typer.echo(printable(f"{report['study'] or study}: {report['phase']}; {report['why']}".rstrip("; ")))
+    lines = [report["question"].strip(), f"{report['study'] or study}: {report['phase']}; {report['why']}".rstrip("; ")]
     for name in ("runs", "steps", "hours"):
         of = "" if report[name]["of"] is None else f" of {report[name]['of']}"
-        typer.echo(f"  {name:<6} {report[name]['used']}{of}")
+        lines.append(f"  {name:<6} {report[name]['used']}{of}")
     for name, entry in report["running"].items():
-        typer.echo(f"  {name} runs at {entry['server']}, measured at step {entry['step']}")
+        lines.append(f"  {name} runs at {entry['server']}, measured at step {entry['step']}")
     for name, entry in report["experiments"].items():
         words = entry["verdict"] or entry["outcome"] or ("refused" if entry["refused"] else "waits")
         why = entry["why"] or entry["refused"]
-        typer.echo(printable(f"  {name}: {words}: {entry['hypothesis']}" + (f" ({why})" if why else "")))
+        lines.append(f"  {name}: {words}: {entry['hypothesis']}" + (f" ({why})" if why else ""))
+    tell(as_json, report, *lines)
 
 
 @app.command()

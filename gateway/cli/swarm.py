@@ -9,7 +9,7 @@ import typer
 
 from gateway.cli.credentials import tokens
 from gateway.cli.here import client_for
-from gateway.cli.output import announce, print_json, tell
+from gateway.cli.output import announce, tell
 from gateway.cli.serve import LogFormat, log_to_stderr, stop_with_parent
 from gateway.cli.target import AsJson, SwarmUrl, job_text
 from swarm.importer import load_attribute
@@ -67,10 +67,7 @@ def status(swarm_url: SwarmUrl = None, token: Token = None, as_json: AsJson = Fa
     """State of the engine, progress of the batch, and the latest steps."""
     with connect(swarm_url, token) as client:
         current = client.status()
-    if as_json:
-        print_json(current.model_dump(mode="json"))
-    else:
-        typer.echo("\n".join(status_lines(current)))
+    tell(as_json, current.model_dump(mode="json"), *status_lines(current))
 
 
 def status_lines(status: ServerStatus) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli.output import amount, confirm_deletion, print_json, stage_bars
+from gateway.cli.output import amount, confirm_deletion, print_json, stage_bars, tell
 from gateway.cli.root import app
 from swarm.client import SwarmClient
 from swarm.control_protocol import ResolvedJob
@@ -34,6 +34,11 @@ def test_json_output_stays_clean(capsys: pytest.CaptureFixture[str]) -> None:
     with stage_bars(visible=False) as on_progress:
         on_progress("downloading", 5, 10, "B")
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_a_server_says_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(False, {}, "a snapshot: \x1b[2J new\nand more", "  é")
+    assert capsys.readouterr().out == "a snapshot: \N{REPLACEMENT CHARACTER}[2J new\N{RETURN SYMBOL}and more\n  é\n"
 
 
 def test_half_a_character_of_a_model_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
