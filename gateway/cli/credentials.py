@@ -96,12 +96,9 @@ def list_keys(file: File = None, config: Config = None, as_json: AsJson = False)
     """The keys' ids, labels, states, routes, limits and last uses; the keys themselves are not kept."""
     opened, _ = _open(file, config)
     keys, used = opened.read(), opened.last_used()
-    if as_json:
-        last = {name: moment.isoformat() for name, moment in used.items()}
-        print_json([_row(key) | {"last_used": last.get(key.id)} for key in keys])
-        return
-    if not keys:
-        typer.echo(f"there is no key in {opened.path}")
+    last = {name: moment.isoformat() for name, moment in used.items()}
+    rows = [_row(key) | {"last_used": last.get(key.id)} for key in keys]
+    lines: list[str] = []
     for key in keys:
         parts = [f"{key.id}  {key.label:<24} {key.state(datetime.now(UTC)):<8}", ",".join(key.routes or ["all routes"])]
         parts += ["admin"] if key.admin else []
@@ -112,7 +109,8 @@ def list_keys(file: File = None, config: Config = None, as_json: AsJson = False)
         parts += [] if key.side is None else [f"the {key.side}'s"]
         parts += _until(key)
         parts.append(f"used {_moment(used[key.id])}" if key.id in used else "never used")
-        typer.echo("  ".join(parts))
+        lines.append("  ".join(parts))
+    tell(as_json, rows, *(lines or [f"there is no key in {opened.path}"]))
 
 
 @keys.command("revoke")

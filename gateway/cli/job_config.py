@@ -56,9 +56,6 @@ def show(
         return
     with target.connect() as client:
         resolved = _resolved(client, job, set_)
-    if as_json:
-        print_json(resolved.model_dump(mode="json"))
-        return
     fields = plain_fields(resolved.job)
     rows = [(name, fields[name], resolved.job_sources[name]) for name in resolved.job_sources]
     values = flat(resolved.config)
@@ -67,7 +64,7 @@ def show(
         for key, source in resolved.sources.items()
         if key in values and (everything or source.partition(":")[0] != "verl")
     ]
-    _echo(rows)
+    tell(as_json, resolved.model_dump(mode="json"), *_lines(rows))
 
 
 def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
@@ -82,21 +79,19 @@ def _show_job(path: Path, set_: list[str] | None, as_json: bool) -> None:
     server = read_mapping(path_in(path.parent, str(defaults)), "server's job_defaults") if defaults else {}
     layers = layered(fields, set_=parse_set(set_), server=server, where=part.where)
     values = layers.job.model_dump(mode="json", exclude={"overrides"})
-    if as_json:
-        sources = {name: layers.fields.get(name, OURS) for name in values}
-        job = layers.job.model_dump(mode="json")
-        print_json({"job": job, "job_sources": sources, "config": None, "sources": {}})
-        return
-    rows = [(name, value, layers.fields.get(name, OURS)) for name, value in values.items()]
-    _echo([*rows, *((name, value, layers.overrides[name]) for name, value in layers.job.flat_overrides.items())])
-    where = "run this where `up` runs, or add --swarm-url"
-    typer.echo(f"verl's own values are known where it is installed: {where}", err=True)
+    sources = {name: layers.fields.get(name, OURS) for name in values}
+    rows = [(name, value, sources[name]) for name, value in values.items()]
+    rows += [(name, value, layers.overrides[name]) for name, value in layers.job.flat_overrides.items()]
+    job = layers.job.model_dump(mode="json")
+    tell(as_json, {"job": job, "job_sources": sources, "config": None, "sources": {}}, *_lines(rows))
+    if not as_json:
+        where = "run this where `up` runs, or add --swarm-url"
+        typer.echo(f"verl's own values are known where it is installed: {where}", err=True)
 
 
-def _echo(rows: list[tuple[str, Any, str]]) -> None:
+def _lines(rows: list[tuple[str, Any, str]]) -> list[str]:
     width = max(len(key) for key, _, _ in rows)
-    for key, value, source in rows:
-        typer.echo(f"{key:<{width}}  {_text(value)}  [{source}]")
+    return [f"{key:<{width}}  {_text(value)}  [{source}]" for key, value, source in rows]
 
 
 @app.command()
