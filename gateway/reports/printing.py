@@ -10,11 +10,6 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from rich.bar import Bar
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from gateway.reports.plot import draw
 from gateway.reports.report import (
     CONFIDENCE,
@@ -28,7 +23,7 @@ from gateway.reports.report import (
     read_report,
     versions,
 )
-from gateway.views.format import printable
+from gateway.views.format import Row, Table, bar, printable, text_lines
 from swarm.errors import ConfigError
 from swarm.files import replace_file
 from swarm.intervals import mean_interval
@@ -41,45 +36,38 @@ _EVALUATION = (
     "no evaluation has a reward, and held-out tasks prove more: give the file `eval` and `tasks.validation`, or see "
     "why their episodes failed"
 )
-#: Rows of the table of steps.
-_MAX_ROWS = 30
+#: Rows of the table of steps, beside the last, and cells of its bars.
+_MAX_ROWS, _BAR = 30, 24
 
 
-def print_report(report: Curves, others: Sequence[Curves] = (), console: Console | None = None) -> None:
-    """Print the steps as a table (every k-th of many), then the evaluations, and what became of the run.
+def print_report(report: Curves, others: Sequence[Curves] = ()) -> None:
+    """Print the steps as a table, with the rewards of the evaluations and of ``others`` beside them, and what became of
+    the run."""
+    table = text_lines(_steps_table(report, others), _MAX_ROWS + 1) if report.steps else []
+    for line in (*table, *summary(report, others)):
+        print(printable(line))
 
-    Args:
-        report: of the run.
-        others: their rewards stand beside it.
-        console: default: stdout.
-    """
-    console = console or Console(highlight=False)
-    if report.steps:
-        stride = max(1, -(-len(report.steps) // _MAX_ROWS))
-        shown = [p for i, p in enumerate(report.steps) if i % stride == 0 or i == len(report.steps) - 1]
-        low, high = min(0.0, *(p.reward_mean for p in shown)), max(1.0, *(p.reward_mean for p in shown))
-        columns: list[tuple[str, list[str] | list[Bar]]] = [
-            ("step", [str(p.step) for p in shown]),
-            ("reward", [reward(p.reward_mean) for p in shown]),
-            ("", [Bar(high - low, 0, p.reward_mean - low, width=24) for p in shown]),
-            ("groups differ", ["" if p.with_signal is None else f"{p.with_signal} of {p.groups}" for p in shown]),
-            ("success", [_shown(p.success_rate, share) for p in shown]),
-            ("tokens/answer", [_shown(p.response_tokens, "{:.0f}".format) for p in shown]),
-            ("s/step", [_shown(p.seconds, "{:.1f}".format) for p in shown]),
-        ]
-        beside = [("evaluation", report.evaluations), *((other.label, other.steps) for other in others)]
-        for label, points in beside:
-            rewards = {point.step: point.reward_mean for point in points}
-            columns.append((label, [_shown(rewards.get(p.step), reward) for p in shown]))
-        columns = [(title, cells) for title, cells in columns if any(cells)]
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for title, _ in columns:
-            table.add_column(Text(title), justify="right" if title else "left")
-        for row in zip(*(cells for _, cells in columns), strict=True):
-            table.add_row(*row)
-        console.print(table)
-    for line in summary(report, others):
-        console.print(printable(line), markup=False, soft_wrap=True)
+
+def _steps_table(report: Curves, others: Sequence[Curves]) -> Table:
+    """The steps, every k-th of many, and the last one."""
+    stride = max(1, -(-len(report.steps) // _MAX_ROWS))
+    shown = [p for i, p in enumerate(report.steps) if i % stride == 0 or i == len(report.steps) - 1]
+    low, high = min(0.0, *(p.reward_mean for p in shown)), max(1.0, *(p.reward_mean for p in shown))
+    columns = [
+        (">step", [str(p.step) for p in shown]),
+        (">reward", [reward(p.reward_mean) for p in shown]),
+        ("", [bar(p.reward_mean - low, high - low, _BAR) for p in shown]),
+        (">groups differ", ["" if p.with_signal is None else f"{p.with_signal} of {p.groups}" for p in shown]),
+        (">success", [_shown(p.success_rate, share) for p in shown]),
+        (">tokens/answer", [_shown(p.response_tokens, "{:.0f}".format) for p in shown]),
+        (">s/step", [_shown(p.seconds, "{:.1f}".format) for p in shown]),
+    ]
+    beside = [("evaluation", report.evaluations), *((other.label, other.steps) for other in others)]
+    for label, points in beside:
+        rewards = {point.step: point.reward_mean for point in points}
+        columns.append((f">{label}", [_shown(rewards.get(p.step), reward) for p in shown]))
+    titles, cells = zip(*((title, cells) for title, cells in columns if any(cells)), strict=True)
+    return Table(titles, [Row(row) for row in zip(*cells, strict=True)])
 
 
 def _shown(value: float | None, as_text: Callable[[float], str]) -> str:

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from gateway.reports.printing import print_report, summary, write_report
 from gateway.reports.report import (
@@ -151,10 +150,12 @@ def test_a_disk_that_is_full_leaves_the_report_that_was_there(tmp_path: Path) ->
     assert read_report(tmp_path) == report()
 
 
-def test_the_table_shows_the_run_beside_its_control() -> None:
-    console = Console(record=True, width=120)
-    print_report(report(), [report("control", (0.5,))], console)
-    text = console.export_text()
+def test_the_table_shows_the_run_beside_its_control(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(report(), [report("control", (0.5,)), report("control", (0.6,))])
+    text = capsys.readouterr().out
+    titles, first, *_ = text.splitlines()
+    assert titles.split() == ["step", "reward", "tokens/answer", "control", "control"]
+    assert first.split() == ["1", "0.100", "██" + "░" * 22, "40", "0.500", "0.600"]
     assert "control" in text
     assert "8 answered, 1 failed, 1 cancelled" in text
     assert "1 x timeout: no answer" in text
@@ -172,19 +173,17 @@ def test_a_training_without_evaluations_is_told_how_to_have_them() -> None:
 
 
 @pytest.mark.parametrize("label", ["[base]", "[/base]", r"from $\oops to $2"])
-def test_a_label_is_shown_as_it_is_written(label: str, tmp_path: Path) -> None:
-    console = Console(record=True, width=140)
-    print_report(report(), [report(label)], console)
-    assert label in console.export_text()
+def test_a_label_is_shown_as_it_is_written(label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(report(), [report(label)])
+    assert label in capsys.readouterr().out
     write_report(report(label), tmp_path, [report("other")])
     assert (tmp_path / "report.png").exists()
 
 
-def test_what_an_application_says_commands_no_terminal() -> None:
-    console = Console(width=100, record=True)
+def test_what_an_application_says_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     failure = Failure(count=2, example="<html>\n\x1b]0;owned\x07\r busy")
-    print_report(report().model_copy(update={"failures": {"HTTP 500": failure}}), console=console)
-    lines = console.export_text().splitlines()
+    print_report(report().model_copy(update={"failures": {"HTTP 500": failure}}))
+    lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "HTTP 500" in line and "busy" in line and line.isprintable()], lines
 
 
@@ -209,21 +208,19 @@ def test_few_steps_are_not_sold_as_a_result() -> None:
     assert report(rewards=(0.1, 0.5, 0.2, 0.6)).learning() == "not proven: reward over 4 steps tells nothing yet"
 
 
-def test_the_table_says_how_many_groups_of_a_step_differ() -> None:
+def test_the_table_says_how_many_groups_of_a_step_differ(capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"swarm/reward_mean": 1.0, "swarm/tasks": 4.0, "swarm/tasks_with_signal": 0.0}
     points = points_of_steps([StepResult(step=1, batch_id="b", metrics=metrics, seconds=2.0)])
-    console = Console(record=True, width=120)
-    print_report(report().model_copy(update={"steps": points}), console=console)
-    text = console.export_text()
+    print_report(report().model_copy(update={"steps": points}))
+    text = capsys.readouterr().out
     assert "groups differ" in text and "0 of 4" in text
-    print_report(report(), console=console)
-    assert "groups differ" not in console.export_text()
+    print_report(report())
+    assert "groups differ" not in capsys.readouterr().out
 
 
-def test_many_steps_are_thinned_out_but_the_last_is_there() -> None:
-    console = Console(record=True, width=120)
-    print_report(report(rewards=tuple(n / 1000 for n in range(1, 101))), console=console)
-    rows = [line for line in console.export_text().splitlines() if "█" in line or line.strip().startswith("100 ")]
+def test_many_steps_are_thinned_out_but_the_last_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(report(rewards=tuple(n / 1000 for n in range(1, 101))))
+    rows = [line for line in capsys.readouterr().out.splitlines() if "█" in line or line.strip().startswith("100 ")]
     assert len(rows) <= 31
     assert any(line.strip().startswith("100 ") for line in rows)
 
