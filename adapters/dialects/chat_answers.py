@@ -70,14 +70,12 @@ class Unfolding:
     """Follows one choice of a stream.
 
     Attributes:
-        head: ``id``, ``created`` and ``model`` of the first chunk with a choice; empty before it.
         finish_reason, stop_reason: of the choice, once it has ended.
         usage: once a chunk had it.
     """
 
     def __init__(self) -> None:
         self.parts: list[AnswerPart] = []
-        self.head: dict[str, Any] = {}
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.usage: dict[str, Any] = {}
@@ -94,8 +92,6 @@ class Unfolding:
         Raises:
             UpstreamError: it continues a tool call that was closed, or begins one without a name.
         """
-        if not self.head and chunk.get("choices"):
-            self.head = {key: chunk.get(key) for key in ("id", "created", "model")}
         if chunk.get("usage"):
             self.usage = chunk["usage"]
         steps: list[Step] = []

@@ -190,6 +190,7 @@ class MessageStream(EventStream):
     def __init__(self) -> None:
         self._unfolding = Unfolding()
         self._foreseen: Mapping[str, Any] | None = None
+        self._begun = False
 
     def foresee(self, usage: Mapping[str, Any]) -> None:
         self._foreseen = usage
@@ -197,7 +198,8 @@ class MessageStream(EventStream):
     def take(self, chunk: Mapping[str, Any]) -> bytes:
         events: list[Event] = []
         # Azure's first chunk has no choices, no id and no model
-        if not self._unfolding.head and chunk.get("choices"):
+        if not self._begun and chunk.get("choices"):
+            self._begun = True
             message = _envelope(chunk) | {"content": [], "stop_reason": None, "stop_sequence": None}
             # an upstream may send the usage at the end; ``message_delta`` has it
             message["usage"] = _usage(self._foreseen or chunk.get("usage") or {}) | {"output_tokens": 0}
