@@ -47,7 +47,7 @@ from swarm.measures import (
     TASKS_WITH_SIGNAL,
     TRAIN,
 )
-from swarm.progress import batch_progress, groups_that_differ, reward
+from swarm.progress import batch_progress, groups_that_differ, reward, share
 from swarm.states import EngineState
 from swarm.status import ClientRow, PoolInformation, RunningEpisode, ServerStatus
 from swarm.types import StepResult
@@ -97,12 +97,12 @@ _STEPS: Columns[StepResult] = {
     ">reward": lambda step: _metric(step, REWARD, reward),
     ">±": lambda step: _metric(step, SPREAD, reward),
     ">groups differ": lambda step: _differ(step),
-    ">success": lambda step: _metric(step, SUCCESS, _share),
+    ">success": lambda step: _metric(step, SUCCESS, share),
     ">tokens": lambda step: _metric(step, RESPONSE_TOKENS),
     ">calls": lambda step: _metric(step, CALLS),
     ">time": lambda step: seconds(step.seconds),
     ">episodes": lambda step: _metric(step, "swarm/episodes"),
-    ">history lost": lambda step: _metric(step, "swarm/lost_history", _share),
+    ">history lost": lambda step: _metric(step, "swarm/lost_history", share),
 }
 #: Name of a curve -> the metric of a step.
 _CURVES = {
@@ -196,10 +196,6 @@ def _episodes(status: ServerStatus) -> Table:
 
 def _idle_for_long(episode: RunningEpisode) -> bool:
     return episode.idle_seconds > episode.idle_timeout / 2
-
-
-def _share(value: float) -> str:
-    return percent(value, 1)
 
 
 def _metric(step: StepResult, name: str, form: Callable[[float], str] = measure) -> str:
