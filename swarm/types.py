@@ -36,6 +36,11 @@ class Task(Model):
     env_type: str = ""
     metadata: dict[str, Any] = {}
 
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What is asked, as chat messages: ``init_messages``, or else ``main_query`` as the user's."""
+        return self.init_messages or [{"role": "user", "content": self.main_query}]
+
 
 class Notes(TolerantModel):
     """What a gateway or a client notes of an episode, for people: nothing of it is trained."""

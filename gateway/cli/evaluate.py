@@ -57,12 +57,13 @@ def evaluate(
     from gateway.launch.versions import ends_by_signals, label_of, served, written
     from gateway.replay.bar import replay_bar
     from gateway.replay.compare import scored
-    from gateway.replay.run import ALL_SENT, make_config, read_prompts, replay
+    from gateway.replay.run import ALL_SENT, make_config, replay
     from gateway.replay.senders import HttpSender
     from gateway.reports.printing import make_folder, print_report, write_report
     from gateway.views.format import printable
     from reward_hooks import load_hooks
     from swarm.checkpoints import check_kept, checkpoint, checkpoint_folder, score_of
+    from swarm.data import epochs_of
 
     if version == against:
         raise ConfigError(f"step {version} is compared with itself: name another one by --against")
@@ -77,7 +78,7 @@ def evaluate(
     with prints_to_stderr():
         judge = load_hooks(hooks)
     # before a model is served for them
-    next(read_prompts(data))
+    next(epochs_of(data, 0))
 
     def replayed(step: int, model: str) -> Report:
         name = label_of(step)

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from gateway.replay.senders import Outcome, Prompt, Sender
+from gateway.replay.senders import Outcome, Sender
 from gateway.reports.report import Failure, Latency, Report, Score, StepPoint, points_of_steps
 from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
@@ -28,7 +28,7 @@ from swarm.measures import REWARD
 from swarm.progress import DOING, batch_progress
 from swarm.states import EngineState
 from swarm.status import ServerStatus
-from swarm.types import Model, StepResult
+from swarm.types import Model, StepResult, Task
 from swarm.validation import validated
 
 #: Why a replay ended that nothing cut short.
@@ -138,7 +138,7 @@ async def replay(
         ConfigError: the data cannot be read.
         SwarmGatewayError: the swarm server does not answer at the start.
     """
-    prompts = itertools.islice(read_prompts(config.data, config.seed, config.epochs), config.max_requests)
+    prompts = itertools.islice(epochs_of(config.data, config.seed, config.epochs), config.max_requests)
     # it shows whether the data can be read
     first = await asyncio.to_thread(next, prompts)
     progress = ReplayProgress(config.max_requests)
@@ -195,7 +195,7 @@ class _Run:
     swarm: AsyncSwarmClient | None
     progress: ReplayProgress
     on_progress: Callable[[ReplayProgress], None]
-    prompts: Iterator[Prompt]
+    prompts: Iterator[Task]
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def all(self) -> None:
@@ -209,7 +209,7 @@ class _Run:
             await asyncio.wait([group.create_task(self.work()) for _ in range(self.config.concurrency)])
             watcher.cancel()
 
-    async def take(self) -> Prompt | None:
+    async def take(self) -> Task | None:
         """The next prompt; in a thread, for it may come over a network."""
         async with self._reading:
             return await asyncio.to_thread(next, self.prompts, None)
@@ -217,16 +217,16 @@ class _Run:
     async def work(self) -> None:
         """Send one prompt after the other."""
         progress, most = self.progress, self.config.max_failures_in_a_row
-        while (prompt := await self.take()) is not None:
+        while (task := await self.take()) is not None:
             progress.begun += 1
             try:
-                outcome = await self.sender.send(prompt)
+                outcome = await self.sender.send(task)
             except asyncio.CancelledError:
                 progress.cancelled += 1
                 raise
             if self.config.no_train and not outcome.failure:
                 version, answers = outcome.policy_version, list(outcome.answers)
-                progress.scores.append(Score(messages=prompt.messages, policy_version=version, answers=answers))
+                progress.scores.append(Score(messages=task.messages, policy_version=version, answers=answers))
             # the answers of a long replay would fill the memory
             progress.outcomes.append(replace(outcome, answers=()))
             self.on_progress(progress)
@@ -257,19 +257,6 @@ class _Run:
         if progress.first_step is not None and begins > progress.step + 1:
             status = await self.swarm.status(episodes=0)
         progress.see(status)
-
-
-def read_prompts(source: str | Path, seed: int = 0, epochs: int | None = 1) -> Iterator[Prompt]:
-    """Every task of ``source`` as a prompt, once per epoch, each epoch in an order of its own (see
-    :func:`swarm.data.epochs_of`); without end where ``epochs`` is ``None``.
-
-    Raises:
-        ConfigError: while reading: no such source, a row without a prompt, or no row at all.
-    """
-    for task in epochs_of(source, seed, epochs):
-        yield Prompt(
-            text=task.main_query, messages=task.init_messages or [{"role": "user", "content": task.main_query}]
-        )
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

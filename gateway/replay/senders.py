@@ -22,7 +22,7 @@ from swarm.concurrency import kill_group
 from swarm.errors import ConfigError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
 from swarm.protocol import POLICY_VERSION
-from swarm.types import Model
+from swarm.types import Task
 
 _PLACEHOLDER = "{question}"
 _MAX_PAUSE = 10.0
@@ -30,13 +30,6 @@ _MAX_PAUSE = 10.0
 _NOT_NOW = frozenset({429, 502, 503, 504})
 #: Longest answer to a list of models: the gateway waits ``offline_wait_seconds`` for its swarm server.
 _LIST_SECONDS = 30.0
-
-
-class Prompt(Model):
-    """One user request: as chat messages, and as plain text for a command line."""
-
-    text: str
-    messages: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -61,9 +54,9 @@ class Outcome:
 
 
 class Sender(Protocol):
-    """Sends one prompt; a failure of the other side is an outcome, never an exception."""
+    """Sends the prompt of one task; a failure of the other side is an outcome, never an exception."""
 
-    async def send(self, prompt: Prompt) -> Outcome: ...
+    async def send(self, task: Task) -> Outcome: ...
 
 
 class HttpSender:
@@ -121,9 +114,9 @@ class HttpSender:
         except (ValueError, LookupError, TypeError) as exc:
             raise ConfigError(f"{url} lists no model; give --model") from exc
 
-    async def send(self, prompt: Prompt) -> Outcome:
+    async def send(self, task: Task) -> Outcome:
         began = time.monotonic()
-        content = json.dumps({**self.body, "messages": prompt.messages}).encode()
+        content = json.dumps({**self.body, "messages": task.messages}).encode()
         try:
             answer = await self._http.post(f"{self._base_url}/chat/completions", content, self._headers, self._timeout)
         except TimeoutError:
@@ -205,9 +198,9 @@ class CommandSender:
         self._env = {**os.environ, **env}
         self._timeout = timeout
 
-    async def send(self, prompt: Prompt) -> Outcome:
+    async def send(self, task: Task) -> Outcome:
         began = time.monotonic()
-        command = [argument.replace(_PLACEHOLDER, prompt.text) for argument in self._arguments]
+        command = [argument.replace(_PLACEHOLDER, task.main_query) for argument in self._arguments]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,

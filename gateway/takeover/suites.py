@@ -197,5 +197,4 @@ class Examination:
 
 def _chat(task: Task, model: str | None) -> LLMRequest:
     """One prompt as a request; raises :class:`RequestError` unless its messages are those of a chat."""
-    messages = task.init_messages or [{"role": "user", "content": task.main_query}]
-    return ChatDialect().parse({"model": model, "messages": messages})
+    return ChatDialect().parse({"model": model, "messages": task.messages})

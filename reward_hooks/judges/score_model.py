@@ -153,8 +153,7 @@ class ScoreModel(Judge):
 
 def _messages(task: Task, candidate: Candidate) -> list[dict[str, Any]]:
     """The conversation with the answer as its last message, as a chat template wants it."""
-    asked = task.init_messages or [{"role": "user", "content": task.main_query}]
-    return [*asked, {**candidate.message, "role": "assistant"}]
+    return [*task.messages, {**candidate.message, "role": "assistant"}]
 
 
 def _has(body: Mapping[str, Any], placeholder: str) -> bool:

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gateway.replay.senders import CommandSender, Outcome, Prompt
+from gateway.replay.senders import CommandSender, Outcome
+from swarm.types import Task
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
@@ -29,14 +30,14 @@ class Talk:
     def __init__(self, to: Address) -> None:
         self._env = {"OPENAI_BASE_URL": to.base_url, "OPENAI_API_KEY": "none", "OPENAI_MODEL": to.model}
 
-    async def send(self, prompt: Prompt) -> Outcome:
+    async def send(self, task: Task) -> Outcome:
         with TemporaryDirectory() as folder:
             command = [sys.executable, str(HERE / "chat.py"), "--file", f"{folder}/chat.json", "{question}"]
             sender = CommandSender(shlex.join(command), self._env, SECONDS)
             outcome = Outcome(0.0)
             seconds = 0.0
-            for message in prompt.messages:
-                outcome = await sender.send(Prompt(text=message["content"], messages=[]))
+            for message in task.messages:
+                outcome = await sender.send(task.model_copy(update={"main_query": message["content"]}))
                 seconds += outcome.seconds
                 if outcome.failure:
                     return outcome

@@ -22,8 +22,7 @@ from urllib.parse import quote
 
 from agents import AGENTS, Start, session_of, start
 
-from gateway.replay.senders import Outcome, Prompt
-from swarm.data import read_tasks
+from gateway.replay.senders import Outcome
 from swarm.http.client import ConnectionBrokenError, HttpClient
 from swarm.types import Task
 
@@ -72,7 +71,6 @@ class Repairers:
         self._to = to
         self._agent: str = to.options.agent
         self._seconds: float = to.options.agent_seconds
-        self._tasks: dict[str, Task] = {task.main_query: task for task in read_tasks(to.options.data)}
         self._repaired: list[bool] = []
         self._http = HttpClient()
 
@@ -87,12 +85,11 @@ class Repairers:
             f"{sum(done[half:])} of the last {len(done) - half}"
         )
 
-    async def send(self, prompt: Prompt) -> Outcome:
+    async def send(self, task: Task) -> Outcome:
         began = time.monotonic()
-        task = self._tasks[prompt.text]
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             module, home, printed = prepared(Path(folder), task)
-            agent = start(self._agent, self._to.base_url, home, prompt.text)
+            agent = start(self._agent, self._to.base_url, home, task.main_query)
             failure = await self._work(agent, module.parent, printed)
             repaired = await asyncio.to_thread(passes, module, task.metadata["tests"])
             lines = text_of(printed).strip()

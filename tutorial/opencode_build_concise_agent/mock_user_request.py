@@ -17,7 +17,8 @@ from pathlib import Path
 from app import Assistant
 from openai import APIStatusError, OpenAI, OpenAIError
 
-from gateway.replay.senders import Outcome, Prompt
+from gateway.replay.senders import Outcome
+from swarm.types import Task
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
@@ -35,13 +36,13 @@ class AppSender:
         self._client = OpenAI(base_url=to.base_url, api_key="none", timeout=300.0)
         self._model = to.model
 
-    async def send(self, prompt: Prompt) -> Outcome:
+    async def send(self, task: Task) -> Outcome:
         answer: Future[Outcome] = Future()
 
         def work() -> None:
             answer.set_running_or_notify_cancel()
             try:
-                answer.set_result(self._ask(prompt.text))
+                answer.set_result(self._ask(task.main_query))
             except BaseException as exc:
                 answer.set_exception(exc)
 

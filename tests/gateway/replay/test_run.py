@@ -12,11 +12,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gateway.replay.bar import describe
-from gateway.replay.run import ReplayConfig, ReplayProgress, failures_of, latency_of, read_prompts, replay
-from gateway.replay.senders import Outcome, Prompt
+from gateway.replay.run import ReplayConfig, ReplayProgress, failures_of, latency_of, replay
+from gateway.replay.senders import Outcome
 from swarm.client import AsyncSwarmClient, RetryPolicy
+from swarm.data import epochs_of
 from swarm.errors import ConfigError
 from swarm.http.client import Answer, HttpClient
+from swarm.types import Task
 
 pytestmark = pytest.mark.anyio
 
@@ -43,8 +45,8 @@ class Scripted:
         self.waits = False
         self.together = asyncio.Event()
 
-    async def send(self, prompt: Prompt) -> Outcome:
-        self.sent.append(prompt.text)
+    async def send(self, task: Task) -> Outcome:
+        self.sent.append(task.main_query)
         self.running += 1
         self.most = max(self.most, self.running)
         if self.running > 1:
@@ -61,7 +63,7 @@ class Hanging:
     def __init__(self) -> None:
         self.started, self.together = asyncio.Event(), asyncio.Event()
 
-    async def send(self, prompt: Prompt) -> Outcome:
+    async def send(self, task: Task) -> Outcome:
         if self.started.is_set():
             self.together.set()
         self.started.set()
@@ -231,16 +233,16 @@ def test_a_replay_that_could_not_end_is_refused(data: Path) -> None:
 
 
 def test_prompts_are_questions_or_messages(data: Path, tmp_path: Path) -> None:
-    first = min(read_prompts(data), key=lambda prompt: prompt.text)
-    assert (first.text, first.messages) == ("q0?", [{"role": "user", "content": "q0?"}])
+    first = min(epochs_of(data, 0, 1), key=lambda task: task.main_query)
+    assert (first.main_query, first.messages) == ("q0?", [{"role": "user", "content": "q0?"}])
     path = tmp_path / "messages.jsonl"
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     path.write_text(json.dumps({"messages": messages}))
-    [prompt] = read_prompts(path)
-    assert (prompt.text, prompt.messages) == ("u", messages)
+    [task] = epochs_of(path, 0, 1)
+    assert (task.main_query, task.messages) == ("u", messages)
     path.write_text("\n")
     with pytest.raises(ConfigError, match="holds no task"):
-        list(read_prompts(path))
+        list(epochs_of(path, 0, 1))
 
 
 async def test_data_that_breaks_off_ends_the_replay(tmp_path: Path) -> None:
@@ -253,7 +255,7 @@ async def test_data_that_breaks_off_ends_the_replay(tmp_path: Path) -> None:
 
 
 def test_each_epoch_has_every_prompt_in_an_order_that_the_seed_fixes(data: Path) -> None:
-    one, same, other = ([prompt.text for prompt in islice(read_prompts(data, seed, None), 12)] for seed in (1, 1, 2))
+    one, same, other = ([task.main_query for task in islice(epochs_of(data, seed), 12)] for seed in (1, 1, 2))
     half = 6
     assert sorted(one[:half]) == sorted(one[half:]) == [f"q{n}?" for n in range(6)]
     assert one[:half] != one[half:] and one == same != other

@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway.replay.senders import CommandSender, HttpSender, Outcome, Prompt
+from gateway.replay.senders import CommandSender, HttpSender, Outcome
 from swarm.errors import ConfigError
+from swarm.types import Task
 from tests.processes import children, nothing_left_behind
 from tests.standins.vllm import listening
 
-PROMPT = Prompt(text="why; rm -rf 'x' $HOME?", messages=[{"role": "user", "content": "why?"}])
+ASKED = [{"role": "user", "content": "why?"}]
+PROMPT = Task(task_id="t", main_query="why; rm -rf 'x' $HOME?", init_messages=ASKED)
 COMPLETION = {"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 7}}
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +118,7 @@ def command(code: str, timeout: float = 60.0, **env: str) -> CommandSender:
 
 
 async def test_the_prompt_is_one_argument_and_no_shell_sees_it() -> None:
-    code = f"import sys; sys.exit(0 if sys.argv[1] == bytes.fromhex('{PROMPT.text.encode().hex()}').decode() else 9)"
+    code = f"import sys; sys.exit(0 if sys.argv[1] == bytes.fromhex('{PROMPT.main_query.encode().hex()}').decode() else 9)"
     assert (await command(code).send(PROMPT)).failure == ""
 
 
@@ -136,7 +138,7 @@ async def test_cancelling_kills_the_command() -> None:
     task = asyncio.create_task(command("import time; time.sleep(60)").send(PROMPT))
     async with asyncio.timeout(30):
         # another process cannot set an event of ours
-        while not (started := children(PROMPT.text)):  # noqa: ASYNC110
+        while not (started := children(PROMPT.main_query)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -152,7 +154,7 @@ async def test_a_command_that_does_not_exist_is_a_failure() -> None:
 
 async def test_a_prompt_that_no_command_line_can_hold_fails_alone() -> None:
     for text in ("a\0b", "half \ud83d"):
-        outcome = await CommandSender("true {question}", {}, 10.0).send(Prompt(text=text, messages=[]))
+        outcome = await CommandSender("true {question}", {}, 10.0).send(Task(task_id="t", main_query=text))
         assert outcome.failure == "command not started" and "true" in outcome.detail
 
 
