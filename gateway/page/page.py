@@ -173,13 +173,13 @@ class WebPage:
         kept = await self._judgements.judge(group, visitor.name, judgement)
         request.state.gateway.sessions.counts.feedback["counts" if kept["trains"] else "late"] += 1
         self.watcher.touched(group)
-        return {**kept, "agreement": self._judgements.agreement(visitor.holder.caller.opens)}
+        return kept
 
     async def _undo(self, request: Request, visitor: Visitor) -> Any:
         group = self.watcher.group(request.path_params["id"], visitor.holder.caller)
         await self._judgements.undo(group, visitor.name)
         self.watcher.touched(group)
-        return {"agreement": self._judgements.agreement(visitor.holder.caller.opens)}
+        return {}
 
     async def _learning(self, request: Request, visitor: Visitor) -> Any:
         answer = await self._servers.learning(request.state.gateway, visitor.holder.caller)

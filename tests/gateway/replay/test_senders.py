@@ -118,7 +118,8 @@ def command(code: str, timeout: float = 60.0, **env: str) -> CommandSender:
 
 
 async def test_the_prompt_is_one_argument_and_no_shell_sees_it() -> None:
-    code = f"import sys; sys.exit(0 if sys.argv[1] == bytes.fromhex('{PROMPT.main_query.encode().hex()}').decode() else 9)"
+    text = PROMPT.main_query.encode().hex()
+    code = f"import sys; sys.exit(0 if sys.argv[1] == bytes.fromhex('{text}').decode() else 9)"
     assert (await command(code).send(PROMPT)).failure == ""
 
 
