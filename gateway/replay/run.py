@@ -24,7 +24,6 @@ from gateway.reports.report import Failure, Latency, Report, Score, StepPoint, p
 from swarm.client import AsyncSwarmClient
 from swarm.data import epochs_of
 from swarm.errors import ConfigError, SwarmGatewayError
-from swarm.measures import REWARD
 from swarm.progress import DOING, batch_progress
 from swarm.states import EngineState
 from swarm.status import ServerStatus
@@ -103,9 +102,7 @@ class ReplayProgress:
 
     @property
     def reward(self) -> float | None:
-        """Mean reward of the last step, or of the latest answers where there is no swarm server."""
-        if self.steps:
-            return self.steps[max(self.steps)].metrics.get(REWARD)
+        """Mean reward of the latest answers that have one."""
         latest = [outcome.reward for outcome in self.outcomes[-20:] if outcome.reward is not None]
         return sum(latest) / len(latest) if latest else None
 
