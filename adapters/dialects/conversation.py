@@ -151,15 +151,13 @@ def _read(text: str) -> Any:
 
 def written(value: object) -> str:
     """The arguments of a call that a client gives back as the JSON ``value``."""
-    # escaped, a lone surrogate survives
-    return carried(text if _encodes(text := json.dumps(value, ensure_ascii=False)) else json.dumps(value))
-
-
-def _encodes(text: str) -> bool:
+    text = json.dumps(value, ensure_ascii=False)
     try:
-        return bool(text.encode())
+        text.encode()
     except UnicodeEncodeError:
-        return False
+        # escaped, a lone surrogate survives
+        text = json.dumps(value)
+    return carried(text)
 
 
 def text_part(text: str) -> Part:

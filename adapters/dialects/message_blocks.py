@@ -151,12 +151,8 @@ def _text(block: Fields) -> Part:
     return _parts(block)[0]
 
 
-def _source(block: Fields) -> Fields:
-    return Fields(block.schema("source"), block.at("source"), block.notes)
-
-
 def _image(block: Fields) -> Part:
-    source = _source(block)
+    source = block.needed("source", block.inner("source"))
     kind = source.required("type")
     if kind == "base64":
         url = f"data:{source.required('media_type')};base64,{source.required('data')}"
@@ -171,7 +167,8 @@ def _image(block: Fields) -> Part:
 
 def _document(block: Fields) -> list[Part]:
     """A document of text is carried, any other is replaced by a text."""
-    source, title, context = _source(block), block.text("title"), block.text("context")
+    source = block.needed("source", block.inner("source"))
+    title, context = block.text("title"), block.text("context")
     block.leave("citations", "answers do not cite", {"enabled": False})
     block.done()
     head = [text_part(text) for text in (title, context) if text]
