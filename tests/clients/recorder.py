@@ -12,15 +12,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 from gateway import pipeline
 from gateway.cli import main
 from gateway.sessions import sessions
-from gateway.types import Decided
+from gateway.types import Decided, Live
 from swarm.errors import UnavailableError, UpstreamError
 
 #: What an agent may tell of its session; nothing else of its headers is kept.
@@ -60,8 +59,8 @@ def fail_once() -> None:
         done.add(client)
         return True
 
-    async def broken(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for chunk in chunks:
+    async def broken(chunks: Iterator[Any]) -> AsyncIterator[Any]:
+        for chunk in chunks:
             yield chunk
             raise UpstreamError("it broke, as was ordered")
 
@@ -71,7 +70,7 @@ def fail_once() -> None:
         outcome = await answer(self, incoming)
         if incoming.call.stream and ordered(incoming, "BREAK ONCE"):
             assert isinstance(outcome, Decided)
-            return replace(outcome, chunks=lambda: broken(outcome.chunks()))
+            return Live(broken(outcome.chunks()), outcome.headers, outcome.close)
         return outcome
 
     pipeline.Pipeline.answer = failing
