@@ -10,14 +10,22 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Sequence
+from typing import Literal
 
 from swarm.errors import StateError
 from swarm.job import TrainJob
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.batching.clients import Clients, RollingClock
-from swarm.server.batching.groups import BatchFailure, DropCause, Dropped, Outstanding, WaitingGroups, dropped_from
-from swarm.server.batching.methods import MIN_GROUP, FinishedGroup, Member, Tally, method_of
+from swarm.server.batching.groups import (
+    MIN_GROUP,
+    FinishedGroup,
+    Member,
+    Outstanding,
+    Tally,
+    WaitingGroups,
+    method_of,
+)
 from swarm.server.batching.shares import Shares, Throttle, client_rows
 from swarm.server.journal.rows import AgreementRow, BatchRow, CountsRow, EndedHow, NoAgreementsRow, Recovered, StateRow
 from swarm.states import EpisodeEvent, EpisodeState, next_episode
@@ -25,6 +33,9 @@ from swarm.status import ClientRow
 from swarm.tokens import TrainBatch, Trajectory
 
 logger = logging.getLogger(__name__)
+
+#: Why finished episodes will never be trained; for counters.
+DropCause = Literal["lost", "uninformative", "stale", "evicted", "failed", "cleared", "erased"]
 
 
 class Collection:
@@ -109,7 +120,7 @@ class Collection:
         """Whether the clients agree on an empty batch: no task has two finished episodes, and none runs."""
         if self.groups.trainable or self.shares.running or self._taken:
             return False
-        return self.method.agreed(self._clients.any_agreed, self._clients.all_agreed)
+        return self.method.agreed(self._clients)
 
     def end_agreements(self) -> None:
         """Count anew who takes part in the next batch and who agrees on it; what waits stays."""
@@ -154,7 +165,7 @@ class Collection:
             return reason
         # no batch could use these groups as they are
         gone = self.groups.evict(excess, self._job.num_repeat if self.method.whole_groups else MIN_GROUP)
-        self._drop(dropped_from(gone, "evicted", f"more than {self.bound} episodes were finished or running"))
+        self._drop(gone, "evicted", f"more than {self.bound} episodes were finished or running")
         return reason if len(gone) < excess else ""
 
     def claimed(self, client_uuid: str, episode_type: EpisodeType, task_hint: str = "", count: int = 1) -> None:
@@ -183,11 +194,15 @@ class Collection:
 
     # ------------------------------------------------------------------ finished episodes
 
-    def add(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
-        """Add one finished episode; returns what was dropped because of it, perhaps itself."""
-        return self._drop(self._added(client_uuid, trajectory))
+    def add(self, client_uuid: str, trajectory: Trajectory) -> None:
+        """Add one finished episode; something may be dropped because of it, perhaps itself."""
+        member = Member(client_uuid, trajectory, min([t.min_policy_version for t in trajectory.timelines]))
+        if self.groups.is_old(member.oldest_version):
+            self._drop_stale([member])
+        else:
+            self._settle(self.groups.join(member))
 
-    def lose(self, task_id: str, *, quarantined: bool = False, alone: bool = True) -> list[Dropped]:
+    def lose(self, task_id: str, *, quarantined: bool = False, alone: bool = True) -> None:
         """An episode of this task ended with a result but without a trajectory; ``alone``: its group may continue.
 
         Where batches consist of whole groups, its group is dropped once ``num_repeat`` of its episodes have ended: the
@@ -196,58 +211,54 @@ class Collection:
         self.quarantined += quarantined
         self.dropped += not quarantined
         self._count()
-        if not (alone and self.method.whole_groups):
-            return []
-        return self._drop(self._settled(self.groups.lack(task_id)))
+        if alone and self.method.whole_groups:
+            self._settle(self.groups.lack(task_id))
+            self._record_losses()
 
-    def advance(self, policy_version: int) -> list[Dropped]:
+    def advance(self, policy_version: int) -> None:
         """New weights are served: drop what waits and was sampled more than ``max_staleness`` versions before."""
         gone = self.groups.expire(policy_version)
         self._cache_full = self._cache_full and not gone
-        return self._drop(self._stale(gone))
+        self._drop_stale(gone)
 
-    def begin_run(self, run_id: str, reason: str) -> int:
-        """Drop everything that waits and the batch that is out, and count anew; running episodes and clients stay.
-
-        Returns how many episodes were dropped.
-        """
+    def begin_run(self, run_id: str, reason: str) -> None:
+        """Drop everything that waits and the batch that is out, and count anew; running episodes and clients stay."""
         self.end_agreements()
-        dropped = self._drop(self._discarded("cleared", reason) + dropped_from(self.groups.clear(), "cleared", reason))
+        self._discard("cleared", reason)
+        self._drop(self.groups.clear(), "cleared", reason)
         self._cache_full = False
         self.run_id = run_id
         self.trained = self.dropped = self.quarantined = 0
-        return sum(len(group.episode_uuids) for group in dropped)
 
     def forget(self, episode_uuids: Container[str], reason: str) -> None:
         """Train none of these any more, nor their groups. A trainer that has the batch may use them still; the batch
         that is sent again does not have them."""
-        dropped = dropped_from(self.groups.forget(episode_uuids), "erased", reason)
-        self._cache_full = self._cache_full and not dropped
-        if self._taken is not None and (out := self._taken.forget(episode_uuids, reason)):
+        gone = self.groups.forget(episode_uuids)
+        self._cache_full = self._cache_full and not gone
+        self._drop(gone, "erased", reason)
+        if self._taken is not None and (out := self._taken.forget(episode_uuids)):
             self._append(BatchRow(self._taken.batch, self._taken.attempts))
             self._is_empty()
-            dropped += out
-        self._drop(dropped)
+            self._drop(out, "erased", reason, EpisodeState.BATCHED)
 
     def restore(self, recovered: Recovered) -> None:
         """Fill an empty collection after a restart, and drop what was still to be dropped when the server stopped."""
         self.run_id = recovered.run_id
         self.trained, self.dropped, self.quarantined = recovered.trained, recovered.dropped, recovered.quarantined
         if (out := recovered.outstanding) is not None:
-            self._taken = Outstanding(out.batch, [""] * len(out.batch.trajectories), out.attempts, back=True)
-        dropped = self._given_up()
+            self._taken = Outstanding.restored(out)
+        self._give_up()
         for client_uuid, trajectory in recovered.finished:
             if self.method.by_agreement:
                 # it may be about to continue: a batch that waits for all must not leave at the moment of the restart
                 self._clients.take_part(client_uuid)
             else:
                 self._clients.remember(client_uuid)
-            dropped += self._added(client_uuid, trajectory)
+            self.add(client_uuid, trajectory)
         for losses in recovered.losses:
-            dropped += self._settled(self.groups.restore_losses(losses))
+            self._settle(self.groups.restore_losses(losses))
         for client_uuid in recovered.agreed:
             self._clients.restore_agreement(client_uuid)
-        self._drop(dropped)
 
     # ------------------------------------------------------------------ batches
 
@@ -304,10 +315,11 @@ class Collection:
         if not self.ready:
             episodes, whole = self.groups.episodes, self.groups.whole_groups
             raise StateError(f"no batch is ready: {episodes} episodes, {whole} whole groups wait")
-        trainable = [group for group in self.groups.waiting() if len(group.members) >= MIN_GROUP]
-        groups = self.method.select(self.groups.whole.values(), sorted(trainable, key=lambda group: group.number))
+        groups = self.method.select(self.groups)
         batch = TrainBatch(batch_id=uuid.uuid4().hex, groups=[group.train_group() for group in groups])
-        self._taken = Outstanding(batch, [m.client_uuid for group in groups for m in self.groups.remove(group)])
+        self._taken = Outstanding(batch, groups)
+        for group in groups:
+            self.groups.remove(group)
         self._cache_full = self._someone_throttled = False
         state = next_episode(EpisodeState.FINISHED, EpisodeEvent.TAKE)
         self._append(BatchRow(batch), StateRow(_uuids(batch), state, batch.batch_id))
@@ -329,52 +341,47 @@ class Collection:
         if (taken := self._named(batch_id)) is None:
             return None
         self._taken = None
-        self._clients.count(taken.client_uuids, "trained")
+        self._clients.count((member.client_uuid for member in taken.members), "trained")
         uuids = _uuids(taken.batch)
         self.trained += len(uuids)
         self._append(StateRow(uuids, next_episode(EpisodeState.BATCHED, EpisodeEvent.STEP), step=step))
         self._count()
         return taken.batch
 
-    def fail(self, batch_id: str) -> BatchFailure | None:
-        """The trainer reported an error while it had this batch: it comes back, or is dropped after ``batch_attempts``
-        failures; ``None`` if it is not the batch that was taken."""
+    def fail(self, batch_id: str, error: str) -> None:
+        """The trainer reported ``error`` while it had this batch: it comes back, or is dropped after ``batch_attempts``
+        failures; nothing happens if it is not the batch that was taken."""
         if (taken := self._named(batch_id)) is None:
-            return None
+            return
         taken.attempts += 1
         taken.back = True
         self._append(BatchRow(taken.batch, taken.attempts))
+        what = "dropped" if taken.attempts >= self._job.batch_attempts else "tried again"
+        logger.warning(
+            "the trainer failed on batch %s for the %d. time (%s): it is %s", batch_id, taken.attempts, error, what
+        )
         self._is_empty()
-        dropped = self._drop(self._given_up())
-        return BatchFailure(taken.batch, taken.attempts, dropped[0] if dropped else None)
+        self._give_up()
 
     def _tally(self, whole_groups: int, trainable_episodes: int) -> Tally:
-        # it is made several times per claim and end, mostly for methods without agreement
-        asked = self.method.by_agreement
-        any_agreed, all_agreed = asked and self._clients.any_agreed, asked and self._clients.all_agreed
-        return Tally(whole_groups, trainable_episodes, any_agreed, all_agreed, self._cache_full)
+        agreed = self._cache_full or self.method.agreed(self._clients)
+        return Tally(whole_groups, trainable_episodes, agreed)
 
-    def _added(self, client_uuid: str, trajectory: Trajectory) -> list[Dropped]:
-        member = Member(client_uuid, trajectory, min([t.min_policy_version for t in trajectory.timelines]))
-        if self.groups.is_old(member.oldest_version):
-            return self._stale([member])
-        return self._settled(self.groups.join(member))
-
-    def _settled(self, group: FinishedGroup) -> list[Dropped]:
-        """What is dropped of an open group if all its episodes have ended; it is whole then, or gone."""
+    def _settle(self, group: FinishedGroup) -> None:
+        """An open group is whole if all its episodes have ended, or gone."""
         if len(group.members) + group.lost < self._job.num_repeat:
-            return []
+            return
         if group.lost:
             lost = f"{group.lost} of {self._job.num_repeat} episodes of task {group.task_id!r} cannot be trained"
-            return dropped_from(self.groups.remove(group), "lost", lost)
-        if objection := self.method.objection(group):
-            return dropped_from(self.groups.remove(group), "uninformative", objection)
-        self.groups.complete(group)
-        return []
+            self._drop(self.groups.remove(group), "lost", lost)
+        elif objection := self.method.objection(group):
+            self._drop(self.groups.remove(group), "uninformative", objection)
+        else:
+            self.groups.complete(group)
 
-    def _stale(self, members: Iterable[Member]) -> list[Dropped]:
+    def _drop_stale(self, members: Sequence[Member]) -> None:
         reason = f"sampled more than {self._job.max_staleness} weight syncs before version {self.groups.version}"
-        return dropped_from(members, "stale", reason)
+        self._drop(members, "stale", reason)
 
     def _is_empty(self) -> bool:
         """Whether the batch that came back has nothing left: there is none then."""
@@ -386,32 +393,38 @@ class Collection:
     def _named(self, batch_id: str) -> Outstanding | None:
         return self._taken if self._taken and self._taken.batch.batch_id == batch_id else None
 
-    def _given_up(self) -> list[Dropped]:
-        if self._taken is None or self._taken.attempts < self._job.batch_attempts:
-            return []
-        return self._discarded("failed", f"the trainer failed on its batch {self._taken.attempts} times")
+    def _give_up(self) -> None:
+        if self._taken is not None and self._taken.attempts >= self._job.batch_attempts:
+            self._discard("failed", f"the trainer failed on its batch {self._taken.attempts} times")
 
-    def _discarded(self, cause: DropCause, reason: str) -> list[Dropped]:
+    def _discard(self, cause: DropCause, reason: str) -> None:
         """The batch that was taken, if there is one, is gone."""
-        if (taken := self._taken) is None:
-            return []
-        self._taken = None
-        return [Dropped(_uuids(taken.batch), tuple(taken.client_uuids), cause, reason, EpisodeState.BATCHED)]
+        if (taken := self._taken) is not None:
+            self._taken = None
+            self._drop(taken.members, cause, reason, EpisodeState.BATCHED)
 
-    def _drop(self, dropped: list[Dropped]) -> list[Dropped]:
-        """Count and record what will never be trained, and how the losses of groups changed."""
-        for group in dropped:
-            logger.warning("%d finished episodes are not trained: %s", len(group.episode_uuids), group.reason)
-            self._clients.count(group.client_uuids, "dropped")
-            state = next_episode(group.state, EpisodeEvent.DROP)
-            self._append(StateRow(group.episode_uuids, state, reason=group.reason, cause=group.cause))
-            self.dropped += len(group.episode_uuids)
-        if dropped:
+    def _drop(
+        self,
+        members: Sequence[Member],
+        cause: DropCause,
+        reason: str,
+        state: EpisodeState = EpisodeState.FINISHED,
+    ) -> None:
+        """Count and record what will never be trained, if there is something: what waited, or was in a batch."""
+        if members:
+            logger.warning("%d finished episodes are not trained: %s", len(members), reason)
+            self._clients.count((member.client_uuid for member in members), "dropped")
+            uuids = tuple(member.trajectory.episode_uuid for member in members)
+            self._append(StateRow(uuids, next_episode(state, EpisodeEvent.DROP), reason=reason, cause=cause))
+            self.dropped += len(uuids)
             self._count()
+        self._record_losses()
+
+    def _record_losses(self) -> None:
+        """Record how the losses of groups changed."""
         if changed := self.groups.changed_losses:
             self._append(*changed.values())
             changed.clear()
-        return dropped
 
     def _count(self) -> None:
         self._append(CountsRow(self.run_id, self.trained, self.dropped, self.quarantined))

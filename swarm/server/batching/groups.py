@@ -1,75 +1,93 @@
-"""The groups that wait for a batch, and what became of episodes that wait no more.
+"""The groups that wait for a batch, and the collection methods: when there is a batch, and which groups go into it.
 
-Invariant: an episode that waits is in exactly one group, open or whole. Counts are kept per event.
+Invariant: an episode that waits is in exactly one group, open or whole. A batch never holds a group of one episode
+(compared with itself alone it has no advantage, hence no gradient), and :meth:`Method.select` gives at least one group
+whenever :meth:`Method.ready` says so. Counts are kept per event.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal
+from typing import NamedTuple
 
 from msgspec import structs
 
-from swarm.job import TrainJob
-from swarm.server.batching.methods import MIN_GROUP, FinishedGroup, Member
+from swarm.job import CollectionMethod, TrainJob
+from swarm.server.batching.clients import Clients
 from swarm.server.batching.shares import Shares
-from swarm.server.journal.rows import GroupRow
-from swarm.states import EpisodeState
-from swarm.tokens import TrainBatch, TrainGroup
+from swarm.server.journal.rows import BatchRow, GroupRow
+from swarm.tokens import TrainBatch, TrainGroup, Trajectory
 
-#: Why finished episodes will never be trained; for counters.
-DropCause = Literal["lost", "uninformative", "stale", "evicted", "failed", "cleared", "erased"]
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Finished episodes that will never be trained; ``state`` says whether they waited for a batch or were in one.
-
-    ``client_uuids`` are their clients in the same order (empty where a restart forgot it); ``reason`` is for people.
-    """
-
-    episode_uuids: tuple[str, ...]
-    client_uuids: tuple[str, ...]
-    cause: DropCause
-    reason: str
-    state: EpisodeState = EpisodeState.FINISHED
+#: episodes that a group needs to compare them with each other
+MIN_GROUP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class BatchFailure:
-    """The trainer failed on ``batch`` for the ``attempts``-th time; it is the next batch again, unless ``dropped``."""
+class Member(NamedTuple):
+    """One finished episode, and its client (empty where a restart forgot it); ``oldest_version`` is of the weights that
+    sampled its oldest token."""
 
-    batch: TrainBatch
-    attempts: int
-    dropped: Dropped | None
+    client_uuid: str
+    trajectory: Trajectory
+    oldest_version: int
+
+
+@dataclass(eq=False, slots=True)
+class FinishedGroup:
+    """Finished episodes of one task. ``number`` orders groups by when they were begun; ``version`` is the policy
+    version then; ``lost`` counts episodes that ended without a trajectory."""
+
+    number: int
+    task_id: str
+    version: int
+    members: list[Member] = field(default_factory=list[Member])
+    lost: int = 0
+
+    @property
+    def clients(self) -> list[str]:
+        """The client of each member."""
+        return [member.client_uuid for member in self.members]
+
+    def has(self, episode_uuids: Container[str]) -> bool:
+        """Whether one of its members is one of these episodes."""
+        return any(member.trajectory.episode_uuid in episode_uuids for member in self.members)
+
+    def train_group(self) -> TrainGroup:
+        return TrainGroup(task_id=self.task_id, trajectories=[member.trajectory for member in self.members])
 
 
 @dataclass(eq=False, slots=True)
 class Outstanding:
-    """A batch that was taken; ``back``: it waits to be taken again. ``client_uuids`` are of its episodes, in order."""
+    """A batch that was taken, and its groups; ``back``: it waits to be taken again, after so many failed
+    ``attempts``."""
 
     batch: TrainBatch
-    client_uuids: Sequence[str]
+    groups: list[FinishedGroup]
     attempts: int = 0
     back: bool = False
 
-    def forget(self, episode_uuids: Container[str], reason: str) -> list[Dropped]:
-        """Take out the groups that have one of these episodes."""
-        kept: list[TrainGroup] = []
-        clients, dropped, kept_clients = iter(self.client_uuids), list[Dropped](), list[str]()
-        for group in self.batch.groups:
-            names = tuple(trajectory.episode_uuid for trajectory in group.trajectories)
-            theirs = tuple(islice(clients, len(names)))
-            if any(name in episode_uuids for name in names):
-                dropped.append(Dropped(names, theirs, "erased", reason, EpisodeState.BATCHED))
-            else:
-                kept.append(group)
-                kept_clients += theirs
-        self.batch, self.client_uuids = structs.replace(self.batch, groups=kept), kept_clients
-        return dropped
+    @classmethod
+    def restored(cls, row: BatchRow) -> Outstanding:
+        """What a restart left of it: it is back, and nobody knows its clients."""
+        groups = [
+            FinishedGroup(0, group.task_id, 0, [Member("", trajectory, 0) for trajectory in group.trajectories])
+            for group in row.batch.groups
+        ]
+        return cls(row.batch, groups, row.attempts, back=True)
+
+    @property
+    def members(self) -> list[Member]:
+        """Of all its groups, in order."""
+        return [member for group in self.groups for member in group.members]
+
+    def forget(self, episode_uuids: Container[str]) -> list[Member]:
+        """Take out the groups that have one of these episodes; returns their members."""
+        gone = [group for group in self.groups if group.has(episode_uuids)]
+        self.groups = [group for group in self.groups if not group.has(episode_uuids)]
+        self.batch = structs.replace(self.batch, groups=[group.train_group() for group in self.groups])
+        return [member for group in gone for member in group.members]
 
 
 class WaitingGroups:
@@ -109,6 +127,11 @@ class WaitingGroups:
         """The groups with episodes, whole ones first; not to be changed."""
         yield from self.whole.values()
         yield from (group for group in self.open.values() if group.members)
+
+    def oldest_trainable(self) -> list[FinishedGroup]:
+        """The groups that could be trained, oldest first."""
+        trainable = [group for group in self.waiting() if len(group.members) >= MIN_GROUP]
+        return sorted(trainable, key=lambda group: group.number)
 
     def tasks(self) -> dict[str, int]:
         """Finished episodes that wait, by task, whole groups first."""
@@ -153,11 +176,9 @@ class WaitingGroups:
 
     def complete(self, group: FinishedGroup) -> None:
         """An open group has all its episodes."""
-        members = self.remove(group)
+        self.remove(group)
         self.whole[group.number] = group
         self._count(group, 1)
-        self.episodes += len(members)
-        self.trainable += len(members)
         self._shares.completed(group.clients)
 
     def remove(self, group: FinishedGroup) -> list[Member]:
@@ -170,8 +191,6 @@ class WaitingGroups:
             if group.lost:
                 self.changed_losses[group.task_id] = GroupRow(group.task_id, 0, group.version)
             self._shares.parted(group.clients, group.task_id)
-        self.episodes -= len(group.members)
-        self.trainable -= _trainable(len(group.members))
         return group.members
 
     def evict(self, least: int, whole: int) -> list[Member]:
@@ -184,7 +203,7 @@ class WaitingGroups:
 
     def forget(self, episode_uuids: Container[str]) -> list[Member]:
         """Members of the groups that have one of these."""
-        gone = [group for group in self.waiting() if any(name in episode_uuids for name in group.names)]
+        gone = [group for group in self.waiting() if group.has(episode_uuids)]
         return [member for group in gone for member in self.remove(group)]
 
     def clear(self) -> list[Member]:
@@ -197,6 +216,7 @@ class WaitingGroups:
         self.version = version
         if self._max_staleness is None:
             return []
+        self.episodes = self.trainable = 0
         self.tally_after_sync = (0, 0, 0)
         for group in self.waiting():
             self._count(group, 1)
@@ -223,18 +243,19 @@ class WaitingGroups:
 
     def _hold(self, group: FinishedGroup, members: list[Member]) -> None:
         """Let an open group have these members."""
-        before = len(group.members)
         self._count(group, -1)
         group.members = members
         self._count(group, 1)
-        self.episodes += len(members) - before
-        self.trainable += _trainable(len(members)) - _trainable(before)
 
     def _count(self, group: FinishedGroup, sign: int) -> None:
-        """Add to the counts, or subtract, what of a waiting ``group`` will not be too old after one more sync."""
+        """Add a waiting ``group`` to the counts, or subtract it: what there is, and what of it will not be too old
+        after one more sync."""
+        size = len(group.members)
+        self.episodes += sign * size
+        self.trainable += sign * _trainable(size)
         kept = sum(not self.is_old(member.oldest_version - 1) for member in group.members)
         closed = group.number in self.whole
-        if closed and kept < len(group.members):
+        if closed and kept < size:
             kept = 0
         whole, trainable, episodes = self.tally_after_sync
         self.tally_after_sync = (
@@ -249,8 +270,114 @@ def _trainable(episodes: int) -> int:
     return episodes if episodes >= MIN_GROUP else 0
 
 
-def dropped_from(members: Iterable[Member], cause: DropCause, reason: str) -> list[Dropped]:
-    """What is dropped with these members: nothing, or one thing."""
-    gone = list(members)
-    episodes = tuple(member.trajectory.episode_uuid for member in gone)
-    return [Dropped(episodes, tuple(member.client_uuid for member in gone), cause, reason)] if gone else []
+class Tally(NamedTuple):
+    """What waits: whole groups, and episodes in groups of at least two; ``agreed``: the clients agree to train on it,
+    or nobody could collect more."""
+
+    whole_groups: int
+    trainable_episodes: int
+    agreed: bool
+
+
+class Method:
+    """One collection method of one job.
+
+    Attributes:
+        whole_groups: whether a batch consists of groups of ``num_repeat`` only; else of all that have two episodes.
+        by_agreement: whether clients say when the batch is complete.
+    """
+
+    whole_groups = by_agreement = False
+
+    def objection(self, group: FinishedGroup) -> str:
+        """Why a whole group is not worth training, or an empty string."""
+        return ""
+
+    def agreed(self, clients: Clients) -> bool:
+        """Whether the clients' agreement completes the batch."""
+        return False
+
+    def ready(self, tally: Tally) -> bool:
+        """Whether there is a batch."""
+        raise NotImplementedError
+
+    def select(self, groups: WaitingGroups) -> list[FinishedGroup]:
+        """The groups of the batch, once there is one."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class EnoughTasks(Method):
+    """``batch_size`` whole groups, first complete first in; with ``informative`` only groups whose rewards differ."""
+
+    batch_size: int
+    informative: bool
+    whole_groups = True
+
+    def objection(self, group: FinishedGroup) -> str:
+        first, *others = (member.trajectory.reward for member in group.members)
+        credited = any(member.trajectory.credit for member in group.members)
+        if self.informative and not credited and all(reward == first for reward in others):
+            return f"all {len(group.members)} episodes of task {group.task_id!r} have the reward {first:g}"
+        return ""
+
+    def ready(self, tally: Tally) -> bool:
+        return tally.whole_groups >= self.batch_size
+
+    def select(self, groups: WaitingGroups) -> list[FinishedGroup]:
+        return list(islice(groups.whole.values(), self.batch_size))
+
+
+@dataclass(frozen=True)
+class EnoughEpisodes(Method):
+    """Groups that hold ``episodes`` episodes together, oldest first; one group at most goes beyond that number."""
+
+    episodes: int
+
+    def ready(self, tally: Tally) -> bool:
+        return tally.trainable_episodes >= self.episodes
+
+    def select(self, groups: WaitingGroups) -> list[FinishedGroup]:
+        chosen: list[FinishedGroup] = []
+        missing = self.episodes
+        for group in groups.oldest_trainable():
+            if missing <= 0:
+                break
+            chosen.append(group)
+            missing -= len(group.members)
+        return chosen
+
+
+@dataclass(frozen=True)
+class Agreement(Method):
+    """Every group of at least two, once any client agrees or ``everyone`` who is active does.
+
+    A full cache counts as agreement: nobody could collect more, and waiting on would be for ever.
+    """
+
+    everyone: bool
+    by_agreement = True
+
+    def agreed(self, clients: Clients) -> bool:
+        return clients.all_agreed if self.everyone else clients.any_agreed
+
+    def ready(self, tally: Tally) -> bool:
+        return tally.trainable_episodes > 0 and tally.agreed
+
+    def select(self, groups: WaitingGroups) -> list[FinishedGroup]:
+        return groups.oldest_trainable()
+
+
+def method_of(collection: CollectionMethod, batch_size: int, num_repeat: int) -> Method:
+    """The method that ``TrainJob.collection`` names."""
+    match collection:
+        case "finish_enough_tasks":
+            return EnoughTasks(batch_size, informative=False)
+        case "finish_enough_non_dummy_tasks":
+            return EnoughTasks(batch_size, informative=True)
+        case "finish_enough_episodes":
+            return EnoughEpisodes(batch_size * num_repeat)
+        case "any_client_agree_sync_weight":
+            return Agreement(everyone=False)
+        case "all_clients_agree_sync_weight":
+            return Agreement(everyone=True)

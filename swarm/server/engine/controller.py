@@ -255,14 +255,8 @@ class Controller:
 
         Call it once no more messages of that engine can arrive: the batch's step may be among the last ones.
         """
-        if self._batch_out_since is not None and (failure := self.pool.collection.fail(self._batch_out)) is not None:
-            logger.warning(
-                "the trainer failed on batch %s for the %d. time (%s): it is %s",
-                self._batch_out,
-                failure.attempts,
-                error,
-                "dropped" if failure.dropped else "tried again",
-            )
+        if self._batch_out_since is not None:
+            self.pool.collection.fail(self._batch_out, error)
         self._batch_out_since = None
 
     def trainer_died(self, error: str) -> TrainJob:

@@ -149,8 +149,7 @@ class TrainingRun:
 
     def step_done(self, result: StepResult) -> bool:
         """Record a finished step, which consumes its batch, with our own metrics; False if it names another batch."""
-        batch = self.pool.collection.outstanding
-        if batch is None or batch.batch_id != result.batch_id:
+        if (batch := self.pool.collection.confirm(result.batch_id, result.step)) is None:
             complete = any(step.batch_id == result.batch_id for step in self.steps)
             what = "again reports" if complete else "reports, though it is not out,"
             logger.warning("step %d %s batch %r: nothing is counted", result.step, what, result.batch_id)
@@ -158,7 +157,6 @@ class TrainingRun:
         # a deletion while it was trained may have left nothing of it to measure
         ours = batch_metrics(batch, result.step) if batch.groups else {}
         result = result.model_copy(update={"metrics": {**result.metrics, **ours}})
-        self.pool.collection.confirm(result.batch_id, result.step)
         self.journal.append(StepRow(self.run_id, result))
         self.steps.append(result)
         self.pool.stepped(list(self.steps))
@@ -180,8 +178,7 @@ class TrainingRun:
 
     def _begin(self, job: TrainJob, reason: str, from_step: int = 0) -> None:
         self.run_id = new_uuid()
-        if dropped := self.pool.begin_run(self.run_id, job, reason, from_step):
-            logger.warning("dropped %d finished episodes: %s", dropped, reason)
+        self.pool.begin_run(self.run_id, job, reason, from_step)
         self._stopped = False
         self.steps.clear()
 

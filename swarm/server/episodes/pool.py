@@ -123,17 +123,16 @@ class EpisodePool:
         """Whether a batch that is ready stays: for a verdict, or for a person."""
         return self.stages.holds or self.watch.pauses
 
-    def begin_run(self, run_id: str, job: TrainJob, reason: str, from_step: int = 0) -> int:
-        """Begin run ``run_id`` under ``job``: drop what waits, release what runs; returns how many were dropped."""
+    def begin_run(self, run_id: str, job: TrainJob, reason: str, from_step: int = 0) -> None:
+        """Begin run ``run_id`` under ``job``: drop what waits, release what runs."""
         self._release(reason)
-        dropped = self.collection.begin_run(run_id, reason)
+        self.collection.begin_run(run_id, reason)
         self._new_evidence(run_id)
         self.stages.begin_run(run_id, from_step)
         self.stages.job = _terms(job)
         if job != self.job:
             self.job = job
             self.collection = self._new_collection(run_id)
-        return dropped
 
     def continue_run(self, job: TrainJob) -> None:
         """Continue under ``job``, which must collect exactly as the one before."""

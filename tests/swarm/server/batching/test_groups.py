@@ -9,7 +9,6 @@ import pytest
 from msgspec import structs
 
 from swarm.server.batching.collection import Collection
-from swarm.server.batching.groups import Dropped
 from swarm.server.journal.rows import GroupRow, JournalRow, StateRow
 from swarm.states import EpisodeState
 from tests.swarm.server.batching.conftest import Clock, job, trajectory
@@ -22,33 +21,35 @@ def store(rows: list[JournalRow] | None = None, **more: Any) -> Collection:
     return collection
 
 
-def fill(collection: Collection, *tasks: str) -> list[Dropped]:
-    return [dropped for task in tasks for dropped in collection.add("me", trajectory(task))]
+def fill(collection: Collection, *tasks: str) -> None:
+    for task in tasks:
+        collection.add("me", trajectory(task))
 
 
-def failed(collection: Collection) -> list[Dropped]:
+def failed(collection: Collection) -> None:
     fill(collection, "a", "a")
     batch = collection.take().batch_id
-    failures = [collection.fail(batch) for _ in range(3)]
-    return [failure.dropped for failure in failures if failure is not None and failure.dropped is not None]
+    for _ in range(3):
+        collection.fail(batch, "out of memory")
 
 
-def lost(collection: Collection) -> list[Dropped]:
-    return fill(collection, "a") + collection.lose("a")
+def lost(collection: Collection) -> None:
+    fill(collection, "a")
+    collection.lose("a")
 
 
-def uninformative(collection: Collection) -> list[Dropped]:
-    return fill(collection, "a", "a")
+def uninformative(collection: Collection) -> None:
+    fill(collection, "a", "a")
 
 
-def stale(collection: Collection) -> list[Dropped]:
-    return fill(collection, "a") + collection.advance(2)
+def stale(collection: Collection) -> None:
+    fill(collection, "a")
+    collection.advance(2)
 
 
-def evicted(collection: Collection) -> list[Dropped]:
+def evicted(collection: Collection) -> None:
     fill(collection, "a", "b", "c", "d")
     assert collection.admit("me", "train", 1, None) == ""
-    return []
 
 
 @pytest.mark.parametrize(
@@ -65,15 +66,11 @@ def test_what_is_dropped_says_why(drop: Any, words: str) -> None:
     collection = "finish_enough_non_dummy_tasks" if drop is uninformative else "finish_enough_tasks"
     rows: list[JournalRow] = []
     dropping = store(rows, batch_size=1, max_cached_episodes=1, collection=collection)
-    told = drop(dropping)
+    drop(dropping)
     (row,) = [row for row in rows if isinstance(row, StateRow) and row.state is EpisodeState.DROPPED]
     assert (row.cause, row.reason) == (drop.__name__, words)
-    for dropped in told:
-        assert (dropped.cause, dropped.reason, dropped.episode_uuids) == (row.cause, words, row.episode_uuids)
-        assert set(dropped.client_uuids) == {"me"} and len(dropped.client_uuids) == len(dropped.episode_uuids)
-    assert bool(told) == (drop is not evicted)
     (client,) = dropping.rows()
-    assert client.dropped == len(row.episode_uuids)
+    assert client.dropped == len(row.episode_uuids) > 0
 
 
 def test_losses_without_a_finished_episode_are_bounded() -> None:
@@ -89,7 +86,8 @@ def test_a_group_of_losses_that_is_whole_beyond_the_bound_is_dropped_once() -> N
     for n in range(collection.bound):
         collection.lose(f"t{n}")
     fill(collection, "another")
-    assert collection.lose("t0") == [] and collection.lose("t0") == []
+    for _ in range(2):
+        collection.lose("t0")
     fill(collection, "t1", "t0")
     assert collection.groups.tasks() == {"another": 1, "t1": 1}, "only the oldest other group of losses was forgotten"
 
@@ -99,15 +97,17 @@ def test_losses_end_with_their_group_and_with_their_run() -> None:
     collection = store(rows, batch_size=1)
     for _ in range(2):
         collection.lose("a")
-    assert fill(collection, "a", "a") == [] and collection.ready, "another group of the same task"
+    fill(collection, "a", "a")
+    assert collection.ready, "another group of the same task"
     collection.lose("b")
     collection.begin_run("r", "another run")
     assert [(row.task_id, row.lost) for row in rows if isinstance(row, GroupRow)][-2:] == [("b", 1), ("b", 0)]
-    assert fill(collection, "b", "b") == [] and collection.ready
+    fill(collection, "b", "b")
+    assert collection.ready
 
 
 def test_a_group_with_equal_rewards_and_a_credit_teaches_something() -> None:
     collection = store(batch_size=1, collection="finish_enough_non_dummy_tasks")
     collection.add("me", trajectory("a", reward=1.0))
-    assert collection.add("me", structs.replace(trajectory("a", reward=1.0), credit=-0.5)) == []
+    collection.add("me", structs.replace(trajectory("a", reward=1.0), credit=-0.5))
     assert collection.ready

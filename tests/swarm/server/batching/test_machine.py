@@ -370,15 +370,15 @@ class CollectionMachine(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         assert self.out is not None
-        failure = self.collection.fail(self.out.batch_id)
-        assert failure is not None
+        self.collection.fail(self.out.batch_id, "out of memory")
         self.attempts += 1
         self.back = True
-        assert failure.attempts == self.attempts
-        assert (failure.dropped is not None) == (self.attempts == 2)
-        if failure.dropped is not None:
+        if self.attempts == 2:
             self.check_dropped(self.out_names())
             self.out = None
+        else:
+            assert self.rows.pop() == BatchRow(self.out, self.attempts)
+            self.check_dropped([])
 
     def give_back(self) -> None:
         assert self.collection.give_back() == (self.out is not None and not self.back)
@@ -414,13 +414,14 @@ class CollectionMachine(RuleBasedStateMachine):
                 self.restart()
             case "another batch":
                 assert self.collection.confirm("another") is None
-                assert self.collection.fail("another") is None
+                self.collection.fail("another", "out of memory")
+                self.check_dropped([])
             case _:
                 self.give_back()
 
     def clear(self) -> None:
         expected = [*self.out_names(), *(one.name for one in self.waiting())]
-        assert self.collection.begin_run("r", "another run") == len(expected)
+        self.collection.begin_run("r", "another run")
         self.check_dropped(expected)
         self.open, self.whole, self.out = [], [], None
         self.agreed, self.taking_part, self.forced = set(), set(), False
@@ -460,7 +461,8 @@ class CollectionMachine(RuleBasedStateMachine):
         self.collection.restore(Recovered(finished=finished, outstanding=outstanding, losses=losses, agreed=agreed))
         self.check_dropped(expected)
         self.version = version
-        assert self.collection.advance(version) == []
+        self.collection.advance(version)
+        self.check_dropped([])
 
     # ------------------------------------------------------------------ what always holds
 

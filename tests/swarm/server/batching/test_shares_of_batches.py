@@ -157,7 +157,8 @@ class Swarm:
             self._ask(client, task, 1)
             return
         self.collection.released(client.name, "train", task, "ended")
-        assert self.collection.add(client.name, trajectory(task)) == []
+        self.collection.add(client.name, trajectory(task))
+        assert self.collection.dropped == 0
         client.left[task] -= 1
         if not client.left[task]:
             self._begin_task(client)
