@@ -29,19 +29,16 @@ from swarm.server.engine.runs import MAX_STEPS
 from swarm.server.episodes.episode import LiveEpisode
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import (
-    BatchRow,
     CallRow,
     EndRow,
     EpisodeRow,
     JournalRow,
     QuarantineRow,
-    Recovered,
     StateRow,
     StepRow,
 )
 from swarm.states import EpisodeState
 from swarm.status import JournalStatus, LogEntry, Rates, ReplicaStatus, RunningEpisode, ServerStatus
-from swarm.tokens import Trajectory
 
 #: Distinct reasons; later ones are counted as ``other``.
 MAX_REASONS = 20
@@ -127,8 +124,6 @@ class Meters:
         self.dropped = Reasons()
         self.tokens: Counter[str] = Counter()
         self.dropped_tokens = Reasons()
-        # tokens to train of finished episodes
-        self._waiting: dict[str, int] = {}
         self.registry = registry = new_registry()
         claims = CounterMetric("swarm_claimed_episodes", "Episodes given out", ["type"], registry=registry)
         self.claim_waits = Histogram(
@@ -155,9 +150,8 @@ class Meters:
         # looking up a metric's labels is the larger part of its cost
         self._claims, self._requests = cache(claims.labels), cache(requests.labels)
         self._request_seconds = cache(durations.labels)
-        # the batch whose step is still to come
-        self._batch_id = ""
-        self._tokens_of_batch = self._episodes_of_batch = 0
+        # whether the next step is that of episodes just trained: a run that goes back records its earlier steps again
+        self._step_is_new = False
         self._claim_rate, self._episode_rate = Rate(), Rate()
         self._sampled_rate, self._trained_rate = Rate(), Rate()
 
@@ -176,31 +170,20 @@ class Meters:
                 self.quarantined.add(reason)
             case StateRow(state=EpisodeState.DROPPED, episode_uuids=episodes, reason=reason, cause=cause):
                 self.dropped.add(cause or reason or "", len(episodes))
-                self._drop(sum(self._waiting.pop(name, 0) for name in episodes), cause or reason or "")
-            case StateRow(state=EpisodeState.TRAINED, episode_uuids=episodes):
-                for name in episodes:
-                    self._waiting.pop(name, None)
-            case BatchRow(batch=batch):
-                trajectories = batch.trajectories
-                self._batch_id = batch.batch_id
-                self._episodes_of_batch = len(trajectories)
-                self._tokens_of_batch = sum(trajectory.sampled_tokens for trajectory in trajectories)
-            case StepRow(result=result) if result.batch_id == self._batch_id:
-                # a run that goes back records its earlier steps again
+                self._drop(row.tokens, cause or reason or "")
+            case StateRow(state=EpisodeState.TRAINED, episode_uuids=episodes, tokens=tokens):
+                self._trained.inc(len(episodes))
+                self._count("trained", tokens)
+                self._trained_rate.add(tokens, self._clock())
+                self._step_is_new = True
+            case StepRow(result=result) if self._step_is_new:
+                self._step_is_new = False
                 self._steps.observe(result.seconds)
-                self._trained.inc(self._episodes_of_batch)
                 with_signal = result.metrics.get(TASKS_WITH_SIGNAL, 0.0)
                 self._groups["true"].inc(with_signal)
                 self._groups["false"].inc(max(0.0, result.metrics.get(TASKS, 0.0) - with_signal))
-                self._count("trained", self._tokens_of_batch)
-                self._trained_rate.add(self._tokens_of_batch, self._clock())
-                self._batch_id = ""
             case _:
                 pass
-
-    def waits(self, trajectory: Trajectory) -> None:
-        """A finished episode waits for its batch, or is in the one that is out."""
-        self._waiting[trajectory.episode_uuid] = trajectory.tokens.trained
 
     def request(self, scope: Scope, status: int, seconds: float) -> None:
         """A request was answered. It is counted under the path of its route, or as ``other``, never under a name that a
@@ -245,7 +228,6 @@ class Meters:
         self._episode_rate.add(1, self._clock())
         if record.trajectory is not None:
             self.outcomes["trainable"] += 1
-            self.waits(record.trajectory)
             self._count("repeated", record.tokens.repeated)
             self._count("masked", record.tokens.masked)
         elif record.drop_reason:
@@ -261,18 +243,6 @@ class MeteredJournal(Journal):
     """A journal whose rows are counted by ``meters``, which are set before anything else is done with it."""
 
     meters: Meters
-
-    def recover(self) -> Recovered:
-        recovered = super().recover()
-        for _, trajectory in recovered.finished:
-            self.meters.waits(trajectory)
-        if recovered.outstanding is not None:
-            # this server will train it, though an earlier one took it
-            self.meters.observe(recovered.outstanding)
-            for group in recovered.outstanding.batch.groups:
-                for trajectory in group.trajectories:
-                    self.meters.waits(trajectory)
-        return recovered
 
     def append(self, *rows: JournalRow) -> None:
         super().append(*rows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Literal
 
 from swarm.errors import StateError
@@ -342,9 +342,9 @@ class Collection:
             return None
         self._taken = None
         self._clients.count((member.client_uuid for member in taken.members), "trained")
-        uuids = _uuids(taken.batch)
+        uuids, tokens = _uuids(taken.batch), _sampled_tokens(taken.members)
         self.trained += len(uuids)
-        self._append(StateRow(uuids, next_episode(EpisodeState.BATCHED, EpisodeEvent.STEP), step=step))
+        self._append(StateRow(uuids, next_episode(EpisodeState.BATCHED, EpisodeEvent.STEP), step=step, tokens=tokens))
         self._count()
         return taken.batch
 
@@ -415,7 +415,8 @@ class Collection:
             logger.warning("%d finished episodes are not trained: %s", len(members), reason)
             self._clients.count((member.client_uuid for member in members), "dropped")
             uuids = tuple(member.trajectory.episode_uuid for member in members)
-            self._append(StateRow(uuids, next_episode(state, EpisodeEvent.DROP), reason=reason, cause=cause))
+            after, tokens = next_episode(state, EpisodeEvent.DROP), _sampled_tokens(members)
+            self._append(StateRow(uuids, after, reason=reason, cause=cause, tokens=tokens))
             self.dropped += len(uuids)
             self._count()
         self._record_losses()
@@ -428,6 +429,10 @@ class Collection:
 
     def _count(self) -> None:
         self._append(CountsRow(self.run_id, self.trained, self.dropped, self.quarantined))
+
+
+def _sampled_tokens(members: Iterable[Member]) -> int:
+    return sum(member.trajectory.sampled_tokens for member in members)
 
 
 def _uuids(batch: TrainBatch) -> tuple[str, ...]:

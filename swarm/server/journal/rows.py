@@ -108,7 +108,8 @@ class EndRow(JournalRow, frozen=True, gc=False):
 class StateRow(JournalRow, frozen=True, gc=False):
     """A later state of ended episodes: in a batch, trained (at ``step``), or dropped (for ``reason``).
 
-    ``cause`` is the kind of reason, for counters; it is not stored. ``None`` leaves a column as it is.
+    ``cause``, the kind of reason, and ``tokens``, how many were sampled of what is trained or dropped, are for counters
+    and are not stored. ``None`` leaves a column as it is.
     """
 
     episode_uuids: Sequence[str]
@@ -117,6 +118,7 @@ class StateRow(JournalRow, frozen=True, gc=False):
     step: int | None = None
     reason: str | None = None
     cause: str = ""
+    tokens: int = 0
 
 
 class GroupRow(JournalRow, frozen=True, gc=False):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from swarm.measures import TASKS, TASKS_WITH_SIGNAL
-from swarm.server.journal.rows import BatchRow, CallRow, EndedHow, EndRow, StateRow, StepRow
+from swarm.server.journal.rows import CallRow, EndedHow, EndRow, StateRow, StepRow
 from swarm.server.monitor import GIVEN_UP, MAX_REASONS, Meters, Reasons
 from swarm.states import EpisodeState
-from swarm.tokens import ModelCall, TokenCounts, TrainBatch, TrainGroup, Trajectory
+from swarm.tokens import ModelCall, TokenCounts, Trajectory
 from swarm.types import StepResult
 from tests.token_data import model_call, timeline, trajectory
 
@@ -81,12 +81,9 @@ def test_every_sampled_token_is_trained_or_dropped_for_a_reason() -> None:
     end("c", drop_reason="quarantined: counts")
     end("d", "aborted", "reward_hook_failed: hook_timeout: late")
     end("e", "idle")
-    meters.observe(StateRow(["b"], EpisodeState.DROPPED, reason="sampled by old weights", cause="stale"))
-    group = TrainGroup(task_id="t", trajectories=[replace(one, episode_uuid="a")])
-    meters.observe(BatchRow(TrainBatch(batch_id="1", groups=[group])))
+    meters.observe(StateRow(["b"], EpisodeState.DROPPED, reason="sampled by old weights", cause="stale", tokens=2))
+    meters.observe(StateRow(["a"], EpisodeState.TRAINED, step=1, tokens=2))
     meters.observe(StepRow("r", StepResult(step=1, batch_id="1", metrics={}, seconds=1.0)))
-    meters.observe(StateRow(["a"], EpisodeState.TRAINED, step=1))
-    meters.observe(StateRow(["a", "b"], EpisodeState.DROPPED, reason="again"))
     assert meters.tokens == {"sampled": 15, "trained": 2, "repeated": 2, "dropped": 11, "masked": 2}
     assert meters.dropped_tokens.counts() == {
         "quarantined: counts": 3,
@@ -98,18 +95,13 @@ def test_every_sampled_token_is_trained_or_dropped_for_a_reason() -> None:
 
 def test_steps_that_a_run_which_goes_back_records_again_are_counted_once() -> None:
     meters = Meters(Clock())
-    batches = {
-        name: TrainBatch(batch_id=name, groups=[TrainGroup(task_id="t", trajectories=[sampled([1])])]) for name in "abc"
-    }
     metrics = {TASKS: 1.0, TASKS_WITH_SIGNAL: 1.0}
     steps = [
         StepRow("r", StepResult(step=n, batch_id=name, metrics=metrics, seconds=1.0)) for n, name in enumerate("ab", 1)
     ]
-    for name, step in zip("ab", steps, strict=True):
-        meters.observe(BatchRow(batches[name]))
+    for step in steps:
+        meters.observe(StateRow([step.result.batch_id], EpisodeState.TRAINED, step=step.result.step, tokens=1))
         meters.observe(step)
-    # the trainer has a third batch, which is dropped
-    meters.observe(BatchRow(batches["c"]))
     for step in steps:
         meters.observe(step)
     value = meters.registry.get_sample_value

@@ -71,6 +71,7 @@ def test_what_is_dropped_says_why(drop: Any, words: str) -> None:
     assert (row.cause, row.reason) == (drop.__name__, words)
     (client,) = dropping.rows()
     assert client.dropped == len(row.episode_uuids) > 0
+    assert row.tokens == client.dropped, "each has one token"
 
 
 def test_losses_without_a_finished_episode_are_bounded() -> None:
