@@ -28,7 +28,7 @@ from swarm.server.dataplane.calls import CallOwner
 from swarm.server.episodes.episode import LiveEpisode
 from swarm.server.foreign import ForeignClients
 from swarm.server.monitor import idle_seconds, shown_uuid
-from swarm.states import EngineState
+from swarm.states import EngineState, EpisodeState
 from swarm.status import (
     ActiveSwarmClient,
     BufferedEpisode,
@@ -214,7 +214,7 @@ class AgentJetClients(ForeignClients):
         buffer = [
             BufferedEpisode(
                 episode_uuid=episode.episode_uuid,
-                episode_status=str(episode.state),
+                episode_status=EpisodeState.CLAIMED.value,
                 episode_type=episode.episode_type,
                 client_uuid=episode.client_uuid,
                 latest_activity_timestamp=wall - idle_seconds(episode, now),
@@ -288,7 +288,7 @@ def overflow_answer(error: ContextLengthError, job: TrainJob, owner: CallOwner) 
 def _running_details(episode: LiveEpisode, now: float) -> dict[str, str]:
     # its client's model takes only strings here
     return {
-        "episode_status": str(episode.state),
+        "episode_status": EpisodeState.CLAIMED.value,
         "time_since_last_activity": f"{idle_seconds(episode, now):.1f}s",
         "discard_episode_timeout": f"{episode.claim.idle_timeout:.1f}s",
         "llm_call_count": str(len(episode.calls)),

@@ -28,7 +28,7 @@ from swarm.server.batching.groups import (
 )
 from swarm.server.batching.shares import Shares, Throttle, client_rows
 from swarm.server.journal.rows import AgreementRow, BatchRow, CountsRow, EndedHow, NoAgreementsRow, Recovered, StateRow
-from swarm.states import EpisodeEvent, EpisodeState, next_episode
+from swarm.states import EpisodeState
 from swarm.status import ClientRow
 from swarm.tokens import TrainBatch, Trajectory
 
@@ -239,7 +239,7 @@ class Collection:
         if self._taken is not None and (out := self._taken.forget(episode_uuids)):
             self._append(BatchRow(self._taken.batch, self._taken.attempts))
             self._is_empty()
-            self._drop(out, "erased", reason, EpisodeState.BATCHED)
+            self._drop(out, "erased", reason)
 
     def restore(self, recovered: Recovered) -> None:
         """Fill an empty collection after a restart, and drop what was still to be dropped when the server stopped."""
@@ -321,8 +321,7 @@ class Collection:
         for group in groups:
             self.groups.remove(group)
         self._cache_full = self._someone_throttled = False
-        state = next_episode(EpisodeState.FINISHED, EpisodeEvent.TAKE)
-        self._append(BatchRow(batch), StateRow(_uuids(batch), state, batch.batch_id))
+        self._append(BatchRow(batch), StateRow(_uuids(batch), EpisodeState.BATCHED, batch.batch_id))
         self.end_agreements()
         return batch
 
@@ -344,7 +343,7 @@ class Collection:
         self._clients.count((member.client_uuid for member in taken.members), "trained")
         uuids, tokens = _uuids(taken.batch), _sampled_tokens(taken.members)
         self.trained += len(uuids)
-        self._append(StateRow(uuids, next_episode(EpisodeState.BATCHED, EpisodeEvent.STEP), step=step, tokens=tokens))
+        self._append(StateRow(uuids, EpisodeState.TRAINED, step=step, tokens=tokens))
         self._count()
         return taken.batch
 
@@ -401,22 +400,16 @@ class Collection:
         """The batch that was taken, if there is one, is gone."""
         if (taken := self._taken) is not None:
             self._taken = None
-            self._drop(taken.members, cause, reason, EpisodeState.BATCHED)
+            self._drop(taken.members, cause, reason)
 
-    def _drop(
-        self,
-        members: Sequence[Member],
-        cause: DropCause,
-        reason: str,
-        state: EpisodeState = EpisodeState.FINISHED,
-    ) -> None:
+    def _drop(self, members: Sequence[Member], cause: DropCause, reason: str) -> None:
         """Count and record what will never be trained, if there is something: what waited, or was in a batch."""
         if members:
             logger.warning("%d finished episodes are not trained: %s", len(members), reason)
             self._clients.count((member.client_uuid for member in members), "dropped")
             uuids = tuple(member.trajectory.episode_uuid for member in members)
-            after, tokens = next_episode(state, EpisodeEvent.DROP), _sampled_tokens(members)
-            self._append(StateRow(uuids, after, reason=reason, cause=cause, tokens=tokens))
+            tokens = _sampled_tokens(members)
+            self._append(StateRow(uuids, EpisodeState.DROPPED, reason=reason, cause=cause, tokens=tokens))
             self.dropped += len(uuids)
             self._count()
         self._record_losses()

@@ -21,7 +21,6 @@ from swarm.server.episodes.episode import LiveEpisode, LiveGroup, new_uuid
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import EvaluationRow, Recovered, RecoveredEpisode, RunRow, StepRow
-from swarm.states import EpisodeState
 from swarm.tokens import batch_metrics
 from swarm.types import StepResult
 
@@ -202,7 +201,6 @@ def _revived(claimed: RecoveredEpisode, now: float, wall: float) -> LiveEpisode:
         last_active=now,
         cap=now + claim.max_seconds - used,
         key_digests=list(claimed.key_digests),
-        state=EpisodeState.CLAIMED,
         calls=list(claimed.calls),
         quarantine_reason=claimed.quarantine_reason,
     )

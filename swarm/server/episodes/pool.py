@@ -1,8 +1,7 @@
 """The pool: which episodes run, who runs them, what they recorded, and how they end.
 
-Invariant: an episode changes state only through :mod:`swarm.states`, and each decision is appended to the journal, as
-rows, in the same turn of the event loop; every train episode that ends with a result is counted as finished,
-quarantined or dropped exactly once. Nothing here waits.
+Invariant: each decision is appended to the journal, as rows, in the same turn of the event loop; every train episode
+that ends with a result is counted as finished, quarantined or dropped exactly once. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from swarm.server.episodes.episode import (
     LiveEpisode,
     LiveGroup,
     Refusal,
+    RunningEpisodes,
     earlier_end,
     is_one_of,
     over_error,
     unknown_error,
 )
-from swarm.server.episodes.running import RunningEpisodes
 from swarm.server.episodes.stages import Stages
 from swarm.server.episodes.timelines import count_tokens
 from swarm.server.episodes.training_watch import Evaluations, TrainingWatch
 from swarm.server.journal.recovery import MAX_ENDINGS
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
-from swarm.states import EngineState, EngineStates, EpisodeEvent, TrainerState, VllmState, next_episode
+from swarm.states import EngineState, EngineStates, EpisodeState, TrainerState, VllmState
 from swarm.status import PoolInformation
 from swarm.tokens import ModelCall, TokenCounts, Trajectory
 from swarm.types import Notes, StepResult
@@ -315,7 +314,7 @@ class EpisodePool:
             NotFoundError: it is another client's.
         """
         if (episode := self.running.of(client_uuid, episode_uuid)) is not None:
-            self._free(episode, EpisodeEvent.ABORT, "aborted", drop_reason=reason, notes=notes)
+            self._free(episode, "aborted", drop_reason=reason, notes=notes)
             return ""
         ending = self._endings.get(episode_uuid)
         if self.running.get(episode_uuid) is not None or (ending is not None and ending.client_uuid != client_uuid):
@@ -329,10 +328,7 @@ class EpisodePool:
         now = self._clock()
         due = self.running.deadlines.due(now)
         for episode in due:
-            if episode.cap <= now:
-                self._free(episode, EpisodeEvent.CAP, "capped")
-            else:
-                self._free(episode, EpisodeEvent.IDLE_TIMEOUT, "idle")
+            self._free(episode, "capped" if episode.cap <= now else "idle")
         return len(due)
 
     @property
@@ -377,15 +373,11 @@ class EpisodePool:
         if drop_reason:
             logger.warning("episode %s is not trained: %s", episode.episode_uuid, drop_reason)
         if episode.episode_type == "eval":
-            event = EpisodeEvent.END_EVAL
             self.evaluations.add(end.workflow_output, episode.unrecorded)
-        else:
-            event = EpisodeEvent.END_UNTRAINABLE if trajectory is None else EpisodeEvent.END_TRAIN
         # most episodes have one call: its tokens are the trajectory's, and are on disk already
         one_call = trajectory is not None and len(episode.calls) == 1
         self._free(
             episode,
-            event,
             "ended",
             task_id=task_id,
             output=end.workflow_output,
@@ -398,21 +390,24 @@ class EpisodePool:
     def _free(
         self,
         episode: LiveEpisode,
-        event: EpisodeEvent,
         how: EndedHow,
         error: Callable[[], SwarmGatewayError] | None = None,
         **details: Any,
     ) -> None:
         """The episode is over; ``error`` is for calls in flight (default: :func:`over_error`), ``details`` are further
         fields of its :class:`EndRow`."""
-        episode.state = next_episode(episode.state, event, self._engine.word)
+        self.running.remove(episode)
         trajectory: Trajectory | None = details.get("trajectory")
         tokens = count_tokens(episode.calls, ()) if trajectory is None else trajectory.tokens
-        row = EndRow(
-            episode.episode_uuid, episode.client_uuid, episode.state, how, time.time(), tokens=tokens, **details
-        )
+        if trajectory is not None:
+            state = EpisodeState.FINISHED
+        elif how == "ended" and episode.episode_type == "train":
+            state = EpisodeState.DROPPED
+        else:
+            offered_again = how != "engine" and self._engine.word is EngineState.ROLLING
+            state = EpisodeState.REGISTERED if offered_again else EpisodeState.DELETED
+        row = EndRow(episode.episode_uuid, episode.client_uuid, state, how, time.time(), tokens=tokens, **details)
         self._append(row)
-        self.running.remove(episode)
         self._endings[episode.episode_uuid] = Ending(
             episode.client_uuid, how, row.drop_reason, row.end_key, tokens, tuple(episode.key_digests)
         )
@@ -423,7 +418,7 @@ class EpisodePool:
         """Delete what runs, because the engine continues without it."""
         error = partial(UnavailableError, f"{reason}; claim a new episode", code=DELETED)
         for episode in list(self.running.values()):
-            self._free(episode, EpisodeEvent.ENGINE, "engine", error)
+            self._free(episode, "engine", error)
 
     def _new_evidence(self, run_id: str) -> None:
         """What is known of one run: what its eval episodes measured, what pairs prove of its policies, and what is

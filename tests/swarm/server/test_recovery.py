@@ -350,7 +350,7 @@ class ServerMachine(RuleBasedStateMachine):
     def picture(self) -> Any:
         pool = self.controller.pool
         waiting = [(g.task_id, [m.trajectory for m in g.members]) for g in pool.collection.groups.waiting()]
-        running = [(e.claim, e.calls, e.quarantine_reason, e.state) for e in pool.running.values()]
+        running = [(e.claim, e.calls, e.quarantine_reason) for e in pool.running.values()]
         steps = [step.batch_id for step in self.controller.status().steps]
         return pool.information(), sorted(waiting, key=repr), running, pool.collection.outstanding, steps
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.server.episodes.episode import LiveEpisode
-from swarm.server.episodes.running import Deadlines
+from swarm.server.episodes.episode import Deadlines, LiveEpisode
 from swarm.server.journal.rows import EpisodeRow
 
 

@@ -12,7 +12,7 @@ from swarm.protocol import LATE_CODES, EpisodeEnd, EpisodeType
 from swarm.server.episodes.episode import TOO_LATE, ClaimWish, EpisodeKey, Grant, LiveEpisode, Refusal
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.rows import CallRow, Ending, EndRow, EpisodeRow, ForgottenEvidenceRow, JournalRow
-from swarm.states import EngineStates, TrainerState, VllmState
+from swarm.states import EngineStates, EpisodeState, TrainerState, VllmState
 from swarm.tokens import ModelCall
 from swarm.types import WorkflowOutput
 from tests.token_data import model_call
@@ -269,3 +269,29 @@ def test_an_evaluation_of_weights_that_are_lost_counts_for_no_others() -> None:
 
 def test_clients_know_the_codes_of_all_ends_that_come_too_late() -> None:
     assert {code for code, _ in TOO_LATE.values()} == LATE_CODES
+
+
+@pytest.mark.parametrize("rolls", [True, False])
+def test_the_row_of_an_end_has_the_state_of_the_episode(rolls: bool) -> None:
+    """A slot is offered again only while the engine rolls; what may be trained waits in any state of the engine."""
+    clock, rows = Clock(), list[JournalRow]()
+    pool = rolling_pool(JOB.model_copy(update={"max_parallel_episodes": 7}), clock, rows)
+    trained, untrained, aborted, left = claim(pool, 4)
+    (idle,) = claim(pool, max_seconds=1.0)
+    (evaluated,) = claim(pool, episode_type="eval")
+    sample(pool, trained)
+    if not rolls:
+        pool.follow(EngineStates(VllmState.PAUSED, TrainerState.IDLE))
+    for one in (trained, untrained, evaluated):
+        pool.end("me", "a", ends(one))
+    pool.abort("me", aborted.episode_uuid)
+    clock.now += 2.0
+    pool.expire()
+    pool.begin_run("another", JOB, "another job was synced")
+    freed = EpisodeState.REGISTERED if rolls else EpisodeState.DELETED
+    assert {row.episode_uuid: row.state for row in rows if isinstance(row, EndRow)} == {
+        trained.episode_uuid: EpisodeState.FINISHED,
+        untrained.episode_uuid: EpisodeState.DROPPED,
+        **dict.fromkeys([one.episode_uuid for one in (evaluated, aborted, idle)], freed),
+        left.episode_uuid: EpisodeState.DELETED,
+    }
