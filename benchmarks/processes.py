@@ -82,8 +82,8 @@ def swarm_server(
     engine_command: tuple[str, ...] | None = ENGINE_COMMAND,
 ) -> None:
     """A swarm server on a free port, with the stand-in engine or (``None``) the real one; runs until SIGTERM."""
+    from swarm.server.app import run
     from swarm.server.config import ServerConfig
-    from swarm.server.run import run
 
     # the engine imports this package, from wherever the benchmark is started
     os.environ["PYTHONPATH"] = str(ROOT)

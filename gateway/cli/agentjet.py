@@ -76,7 +76,7 @@ def start(
             for name in _OURS:
                 logging.getLogger(name).setLevel(logging.DEBUG)
         try:
-            load_attribute("swarm.server.run:run")(config, on_ready=_announce)
+            load_attribute("swarm.server.app:run")(config, on_ready=_announce)
         except ConfigError as exc:
             url = url_of(config.host, config.port)
             if exc.code != "port_in_use" or not _serves(url):

@@ -59,7 +59,7 @@ def start(
     if stop_on_eof:
         stop_with_parent()
     log_to_stderr(log_format)
-    load_attribute("swarm.server.run:run")(parsed, on_ready=announce("swarm server"))
+    load_attribute("swarm.server.app:run")(parsed, on_ready=announce("swarm server"))
 
 
 @app.command()

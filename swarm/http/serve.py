@@ -6,6 +6,7 @@ Invariant: the port is bound before anything else is started, so a failure leave
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import logging
@@ -17,7 +18,6 @@ import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -199,13 +199,32 @@ def spare_collections() -> None:
     gc.set_threshold(20_000)
 
 
-class _Server(uvicorn.Server):
-    """Tells its app at the first signal to leave, before it waits for what runs."""
+class AppServer(uvicorn.Server):
+    """uvicorn's server, which calls ``ready`` once it serves, and ``release`` before it waits for what runs to end."""
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if isinstance(self.config.app, App):
-            self.config.app.leaving = True
-        super().handle_exit(sig, frame)
+    def __init__(
+        self, config: uvicorn.Config, *, release: Callable[[], None], ready: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(config)
+        self._release = release
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve.
+
+        Raises:
+            ConfigError: the app failed to start (its log says why).
+        """
+        # so a later uvicorn reports that the app did not start, which would end the event loop; an earlier one returns
+        with contextlib.suppress(SystemExit):
+            await super().startup(sockets)
+        if not self.started:
+            raise ConfigError("the server did not start; the log above says why")
+        self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._release()
+        await super().shutdown(sockets)
 
 
 def run_app(app: ASGIApp, sock: socket.socket, *, tls: TLSFiles | None = None) -> None:
@@ -214,18 +233,16 @@ def run_app(app: ASGIApp, sock: socket.socket, *, tls: TLSFiles | None = None) -
     Raises:
         ConfigError: the app failed to start (its log says why).
     """
-    server = _Server(uvicorn_config(app, shutdown_seconds=SHUTDOWN_SECONDS, log_level="warning", tls=tls))
+
+    def leave() -> None:
+        if isinstance(app, App):
+            app.leaving = True
+
+    config = uvicorn_config(app, shutdown_seconds=SHUTDOWN_SECONDS, log_level="warning", tls=tls)
     try:
-        server.run(sockets=[sock])
-        started = server.started
+        AppServer(config, release=leave).run(sockets=[sock])
     except KeyboardInterrupt:
         # uvicorn raises the captured SIGINT again once everything is shut down
         logger.debug("interrupted")
-        started = True
-    except SystemExit:
-        # so a later uvicorn reports that the app's startup failed; an earlier one returns
-        started = False
     finally:
         sock.close()
-    if not started:
-        raise ConfigError("the server did not start; the log above says why")

@@ -1,8 +1,8 @@
-"""``create_app``: the swarm server as one ASGI application.
+"""``create_app``: the swarm server as one ASGI application, and ``run``, which serves it with uvicorn.
 
 Invariant: there is no module state; everything a server owns lives from the start to the end of its lifespan. It
 serves nothing before the journal is open; when the lifespan has ended, everything is written and no engine process is
-left.
+left. The port is bound first, so a port in use is one clear error and port 0 works.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
+from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,6 +22,15 @@ from starlette.types import Scope
 from swarm.errors import ConfigError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware
 from swarm.http.routes import OpenApi, Security
+from swarm.http.serve import (
+    AppServer,
+    allow_connections,
+    bind,
+    loop_factory,
+    spare_collections,
+    url_of,
+    uvicorn_config,
+)
 from swarm.packs import added, required
 from swarm.server.api.code_sync import CODE_PATH, CODE_TYPE, CodeRoutes
 from swarm.server.api.engine import ConfigRoutes, EngineRoutes
@@ -30,7 +40,7 @@ from swarm.server.api.policies import PolicyRoutes
 from swarm.server.api.subjects import DataRoutes
 from swarm.server.api.unrecorded import UnrecordedRoutes
 from swarm.server.audit import AuditLog
-from swarm.server.auth import ClientNames, ControlRoute, Scopes, TokenCheck, TokenRing
+from swarm.server.auth import ClientNames, ControlRoute, Scopes, TokenCheck, TokenRing, check_exposure
 from swarm.server.config import ServerConfig
 from swarm.server.dataplane.routes import DataPlane, NotFound
 from swarm.server.engine.changes import Changes
@@ -47,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 #: in the run folder
 JOURNAL_NAME = "journal.db"
+#: how long requests in flight may take once the server stops
+_DRAIN_SECONDS = 5
 
 _DESCRIPTION = """\
 Control plane and data plane of a swarm server. Control routes need `Authorization: Bearer TOKEN` (or `x-api-key`) with
@@ -67,7 +79,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     """The swarm server.
 
     Args:
-        config: see :class:`ServerConfig`; ``host`` and ``port`` are for :func:`swarm.server.run.serve`.
+        config: see :class:`ServerConfig`; ``host`` and ``port`` are for :func:`serve`.
         engine_command: starts the engine, the job's YAML path is appended; default: our verl adapter.
 
     Raises:
@@ -184,3 +196,71 @@ def _open_journal(config: ServerConfig) -> MeteredJournal:
 async def health(request: Request) -> Response:
     """The server answers; the engine may be in any state."""
     return JSONResponse({"status": "ok"})
+
+
+async def serve(
+    config: ServerConfig,
+    *,
+    engine_command: Sequence[str] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    log_level: str = "warning",
+) -> None:
+    """Serve until SIGINT or SIGTERM, or until cancelled; then stop the engine.
+
+    Args:
+        on_ready: called with the server's URL once it serves (port 0 is resolved).
+
+    Raises:
+        ConfigError: beyond loopback without a token, the port is in use, the host is not this machine's, or the run
+            folder is another server's or cannot be read.
+    """
+    check_exposure(config)
+    listener = bind(config.host, config.port)
+    app = create_app(config, engine_command=engine_command)
+    allow_connections()
+
+    def ready() -> None:
+        spare_collections()
+        # the journal is open by now: opening it may fail, and takes long if it is large
+        if on_ready is not None:
+            on_ready(url_of(config.host, listener.getsockname()[1]))
+
+    uvicorns = uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level)
+    server = AppServer(uvicorns, release=app.state.controller.close, ready=ready)
+    with contextlib.closing(listener), _without_traceback(app):
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await asyncio.shield(task)
+        except ConfigError as exc:
+            raise app.state.startup_error or exc from None
+        except asyncio.CancelledError:
+            server.should_exit = True
+            await task
+            raise
+
+
+@contextlib.contextmanager
+def _without_traceback(app: Starlette) -> Generator[None]:
+    """Keep uvicorn from logging the traceback of a start that fails with an error of ours, which says it all."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return app.state.startup_error is None
+
+    uvicorn_log = logging.getLogger("uvicorn.error")
+    uvicorn_log.addFilter(is_news)
+    try:
+        yield
+    finally:
+        uvicorn_log.removeFilter(is_news)
+
+
+def run(
+    config: ServerConfig,
+    *,
+    engine_command: Sequence[str] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    log_level: str = "warning",
+) -> None:
+    """:func:`serve` in an event loop of its own; returns after Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level))

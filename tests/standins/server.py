@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from swarm.server.app import run
 from swarm.server.config import ServerConfig
-from swarm.server.run import run
 from tests.standins import engine
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ from gateway.app import create_app as create_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.tui.widgets import TableView
 from gateway.views.format import Row, Table
-from swarm.server.app import create_app
+from swarm.server.app import create_app, serve
 from swarm.server.config import ServerConfig
-from swarm.server.run import serve
 from swarm.states import EngineState
 from swarm.types import StepResult
 from tests.gateway.conftest import OpenGateway, write_hooks

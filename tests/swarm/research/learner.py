@@ -101,8 +101,8 @@ async def _engine(job: TrainJob) -> None:
 
 
 def _server(run_dir: str, port: str) -> None:
+    from swarm.server.app import run
     from swarm.server.config import ServerConfig
-    from swarm.server.run import run
 
     run(
         ServerConfig(

@@ -16,10 +16,9 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job
-from swarm.server.app import JOURNAL_NAME
+from swarm.server.app import JOURNAL_NAME, serve
 from swarm.server.config import ServerConfig
 from swarm.server.journal.journal import Journal
-from swarm.server.run import serve
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +70,7 @@ async def test_cancelling_releases_long_polls_and_stops_the_engine(tmp_path: Pat
 def test_ctrl_c_ends_the_process_and_its_engine(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from swarm.server.config import ServerConfig; "
-        "from swarm.server.run import run; "
+        "from swarm.server.app import run; "
         "run(ServerConfig(port=0, run_dir=Path(sys.argv[1])), on_ready=lambda url: print(url, flush=True), "
         "engine_command=(sys.executable, '-c', 'import time; time.sleep(60)'))"
     )
