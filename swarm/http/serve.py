@@ -227,6 +227,21 @@ class AppServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def run_server(server: AppServer, sock: socket.socket) -> None:
+    """Serve on ``sock`` until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: the app failed to start (its log says why).
+    """
+    try:
+        server.run(sockets=[sock])
+    except KeyboardInterrupt:
+        # uvicorn raises the captured SIGINT again once everything is shut down
+        logger.debug("interrupted")
+    finally:
+        sock.close()
+
+
 def run_app(app: ASGIApp, sock: socket.socket, *, tls: TLSFiles | None = None) -> None:
     """Serve ``app`` on ``sock`` until SIGINT or SIGTERM; requests then have :data:`SHUTDOWN_SECONDS` to finish.
 
@@ -239,10 +254,4 @@ def run_app(app: ASGIApp, sock: socket.socket, *, tls: TLSFiles | None = None) -
             app.leaving = True
 
     config = uvicorn_config(app, shutdown_seconds=SHUTDOWN_SECONDS, log_level="warning", tls=tls)
-    try:
-        AppServer(config, release=leave).run(sockets=[sock])
-    except KeyboardInterrupt:
-        # uvicorn raises the captured SIGINT again once everything is shut down
-        logger.debug("interrupted")
-    finally:
-        sock.close()
+    run_server(AppServer(config, release=leave), sock)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -26,7 +25,7 @@ from swarm.http.serve import (
     AppServer,
     allow_connections,
     bind,
-    loop_factory,
+    run_server,
     spare_collections,
     url_of,
     uvicorn_config,
@@ -79,7 +78,7 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
     """The swarm server.
 
     Args:
-        config: see :class:`ServerConfig`; ``host`` and ``port`` are for :func:`serve`.
+        config: see :class:`ServerConfig`; ``host`` and ``port`` are for :func:`run`.
         engine_command: starts the engine, the job's YAML path is appended; default: our verl adapter.
 
     Raises:
@@ -198,14 +197,14 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def serve(
+def run(
     config: ServerConfig,
     *,
     engine_command: Sequence[str] | None = None,
     on_ready: Callable[[str], None] | None = None,
     log_level: str = "warning",
 ) -> None:
-    """Serve until SIGINT or SIGTERM, or until cancelled; then stop the engine.
+    """Serve until SIGINT or SIGTERM; then stop the engine.
 
     Args:
         on_ready: called with the server's URL once it serves (port 0 is resolved).
@@ -226,41 +225,16 @@ async def serve(
             on_ready(url_of(config.host, listener.getsockname()[1]))
 
     uvicorns = uvicorn_config(app, shutdown_seconds=_DRAIN_SECONDS, log_level=log_level)
-    server = AppServer(uvicorns, release=app.state.controller.close, ready=ready)
-    with contextlib.closing(listener), _without_traceback(app):
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            await asyncio.shield(task)
-        except ConfigError as exc:
-            raise app.state.startup_error or exc from None
-        except asyncio.CancelledError:
-            server.should_exit = True
-            await task
-            raise
-
-
-@contextlib.contextmanager
-def _without_traceback(app: Starlette) -> Generator[None]:
-    """Keep uvicorn from logging the traceback of a start that fails with an error of ours, which says it all."""
+    uvicorn_log = logging.getLogger("uvicorn.error")
 
     def is_news(record: logging.LogRecord) -> bool:
+        # no traceback of a start that fails with an error of ours, which says it all
         return app.state.startup_error is None
 
-    uvicorn_log = logging.getLogger("uvicorn.error")
     uvicorn_log.addFilter(is_news)
     try:
-        yield
+        run_server(AppServer(uvicorns, release=app.state.controller.close, ready=ready), listener)
+    except ConfigError as exc:
+        raise app.state.startup_error or exc from None
     finally:
         uvicorn_log.removeFilter(is_news)
-
-
-def run(
-    config: ServerConfig,
-    *,
-    engine_command: Sequence[str] | None = None,
-    on_ready: Callable[[str], None] | None = None,
-    log_level: str = "warning",
-) -> None:
-    """:func:`serve` in an event loop of its own; returns after Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve(config, engine_command=engine_command, on_ready=on_ready, log_level=log_level))

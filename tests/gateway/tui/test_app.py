@@ -17,7 +17,8 @@ from gateway.app import create_app as create_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.tui.widgets import TableView
 from gateway.views.format import Row, Table
-from swarm.server.app import create_app, serve
+from swarm.http.serve import AppServer, bind, url_of, uvicorn_config
+from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.states import EngineState
 from swarm.types import StepResult
@@ -127,14 +128,17 @@ async def test_a_table_stays_where_it_is_scrolled_to() -> None:
 
 @asynccontextmanager
 async def swarm_server(run_dir: Path, port: int) -> AsyncGenerator[str]:
-    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(ServerConfig(port=port, run_dir=run_dir), on_ready=url.set_result))
+    listener, ready = bind("127.0.0.1", port), asyncio.Event()
+    app = create_app(ServerConfig(port=port, run_dir=run_dir))
+    uvicorns = uvicorn_config(app, shutdown_seconds=5, log_level="warning")
+    server = AppServer(uvicorns, release=app.state.controller.close, ready=ready.set)
+    task = asyncio.create_task(server.serve([listener]))
     try:
-        await asyncio.wait({task, url}, return_when=asyncio.FIRST_COMPLETED)
-        yield url.result()
+        await ready.wait()
+        yield url_of("127.0.0.1", port)
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        server.should_exit = True
+        await task
 
 
 async def test_a_server_that_goes_is_told_and_shown_again_once_it_is_back(tmp_path: Path) -> None:

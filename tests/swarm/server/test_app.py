@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -16,7 +17,7 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job
-from swarm.server.app import JOURNAL_NAME, serve
+from swarm.server.app import JOURNAL_NAME, run
 from swarm.server.config import ServerConfig
 from swarm.server.journal.journal import Journal
 
@@ -25,12 +26,11 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.anyio
-async def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
-            await serve(ServerConfig(port=port, run_dir=tmp_path))
+            run(ServerConfig(port=port, run_dir=tmp_path))
 
 
 @pytest.mark.anyio
@@ -39,35 +39,15 @@ async def test_a_run_folder_of_another_server(tmp_path: Path, caplog: pytest.Log
     try:
         told: list[str] = []
         with pytest.raises(ConfigError, match="in use by another swarm server"):
-            await serve(ServerConfig(port=0, run_dir=tmp_path), on_ready=told.append)
+            await asyncio.to_thread(run, ServerConfig(port=0, run_dir=tmp_path), on_ready=told.append)
         assert told == [], "a server that does not start does not say that it listens"
         assert not [record for record in caplog.records if record.name == "uvicorn.error"], "the error says it all"
     finally:
         await journal.close()
 
 
-@pytest.mark.anyio
-async def test_cancelling_releases_long_polls_and_stops_the_engine(tmp_path: Path) -> None:
-    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    command = (sys.executable, "-c", "import time; time.sleep(60)")
-    config = ServerConfig(port=0, run_dir=tmp_path)
-    server = asyncio.create_task(serve(config, engine_command=command, on_ready=url.set_result))
-    async with httpx.AsyncClient(base_url=await url, trust_env=False, verify=False, timeout=30) as client:
-        job = dump_job(TrainJob(model="tiny", batch_size=1, num_repeat=2))
-        await client.post("/sync_train_config", json={"yaml_as_string": job})
-        pid = (await client.post("/start_engine")).json()["pid"]
-        claim = asyncio.create_task(client.post("/claim_episode", json={"client_uuid": "me", "wait_seconds": 60}))
-        async with asyncio.timeout(20):
-            while not (await client.get("/status")).json()["waiting_claims"]:
-                assert not claim.done()
-        server.cancel()
-        assert "shutting down" in (await asyncio.wait_for(claim, 20)).json()["fail_cause"]
-    with pytest.raises(asyncio.CancelledError):
-        await server
-    assert not psutil.pid_exists(pid)
-
-
-def test_ctrl_c_ends_the_process_and_its_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_releases_long_polls_and_ends_the_process_and_its_engine(tmp_path: Path, number: int) -> None:
     code = (
         "import sys; from pathlib import Path; from swarm.server.config import ServerConfig; "
         "from swarm.server.app import run; "
@@ -84,8 +64,14 @@ def test_ctrl_c_ends_the_process_and_its_engine(tmp_path: Path) -> None:
             job = dump_job(TrainJob(model="tiny", batch_size=1, num_repeat=2))
             client.post("/sync_train_config", json={"yaml_as_string": job})
             pid = client.post("/start_engine").json()["pid"]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+            with ThreadPoolExecutor(1) as pool:
+                body = {"client_uuid": "me", "wait_seconds": 60}
+                claim = pool.submit(client.post, "/claim_episode", json=body)
+                while not client.get("/status").json()["waiting_claims"]:
+                    assert not claim.done()
+                process.send_signal(number)
+                assert "shutting down" in claim.result(20).json()["fail_cause"]
+        assert process.wait(timeout=20) in (0, -signal.SIGTERM)
         assert not psutil.pid_exists(pid)
     finally:
         process.kill()
