@@ -108,7 +108,6 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 # closed last: what happens during the shutdown is written too
                 stack.push_async_callback(journal.close)
                 controller.open(journal)
-                monitor.journal = journal.stats
             except ConfigError as exc:
                 app.state.startup_error = exc
                 raise

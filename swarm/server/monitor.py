@@ -38,7 +38,7 @@ from swarm.server.journal.rows import (
     StepRow,
 )
 from swarm.states import EpisodeState
-from swarm.status import JournalStatus, LogEntry, Rates, ReplicaStatus, RunningEpisode, ServerStatus
+from swarm.status import LogEntry, Rates, ReplicaStatus, RunningEpisode, ServerStatus
 
 #: Distinct reasons; later ones are counted as ``other``.
 MAX_REASONS = 20
@@ -271,14 +271,13 @@ class VerboseLog:
 
 @dataclass
 class Monitor:
-    """The parts of one server that a monitor shows; ``journal`` is set once it is open."""
+    """The parts of one server that a monitor shows, once its journal is open."""
 
     controller: Controller
     meters: Meters
     log: VerboseLog
     replicas: Callable[[], list[ReplicaStatus]]
     run_dir: Path
-    journal: Callable[[], JournalStatus] | None = None
 
     def status(self, *, steps: int = MAX_STEPS, episodes: int = EPISODES, whole_uuids: bool = True) -> ServerStatus:
         """Everything, with at most ``steps`` recent steps and ``episodes`` running ones (the longest idle first)."""
@@ -298,7 +297,7 @@ class Monitor:
                 "silent_clients": pool.collection.silent_clients if pool is not None else 0,
                 "replicas": self.replicas(),
                 "run_dir": str(self.run_dir),
-                "journal": self.journal() if self.journal else None,
+                "journal": controller.run.journal.stats(),
                 "log": self.log.entries(),
             }
         )

@@ -21,7 +21,7 @@ from swarm.evidence.pairs import Pair
 from swarm.evidence.ratings import SideRating
 from swarm.job import TrainJob
 from swarm.protocol import FollowStagesRequest, RecordRatingRequest, StagesResponse
-from swarm.server.episodes.comparisons import Comparisons
+from swarm.server.episodes.evidence import Comparisons
 from swarm.server.episodes.stages import Stages
 from swarm.states import EngineState
 from swarm.status import EngineStatus, ServerStatus

@@ -55,7 +55,8 @@ class RollingClock:
 
 @dataclass(eq=False, slots=True)
 class Client:
-    """What is known about one client; ``last_seen`` is on the wall clock, the counts are of episodes."""
+    """What is known about one client; ``last_seen`` is on the wall clock, the counts are of episodes. While one of its
+    LLM calls is in flight it is active."""
 
     last_seen: float = 0.0
     in_flight: int = 0
@@ -125,13 +126,6 @@ class Clients:
             self._lapsed[client_uuid] = None
             if len(self._clients) > self._limit:
                 self._forget_one()
-
-    def begin_call(self, client_uuid: str, *, train: bool) -> None:
-        """An LLM call starts: the client is active at least until its end."""
-        self.seen(client_uuid, train=train).in_flight += 1
-
-    def end_call(self, client_uuid: str, *, train: bool) -> None:
-        self.seen(client_uuid, train=train).in_flight -= 1
 
     def take_part(self, client_uuid: str) -> None:
         """The client has ended or aborted a train episode: a batch that all agree on waits for it."""

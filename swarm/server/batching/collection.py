@@ -96,11 +96,11 @@ class Collection:
 
     def begin_call(self, client_uuid: str) -> None:
         """An LLM call of the client starts; the client is active until :meth:`end_call` and for a while after."""
-        self._clients.begin_call(client_uuid, train=self.shares.running_of(client_uuid) > 0)
+        self._clients.seen(client_uuid, train=self.shares.running_of(client_uuid) > 0).in_flight += 1
 
     def end_call(self, client_uuid: str) -> None:
         """An LLM call of the client is over, whatever its result."""
-        self._clients.end_call(client_uuid, train=self.shares.running_of(client_uuid) > 0)
+        self._clients.seen(client_uuid, train=self.shares.running_of(client_uuid) > 0).in_flight -= 1
 
     def agree(self, client_uuid: str) -> str:
         """The client has no more for the current batch; returns why that does not count, or an empty string.
@@ -272,7 +272,7 @@ class Collection:
         """Whether :meth:`take` gives a batch now."""
         if self._taken is not None:
             return self._taken.back
-        return self.method.ready(self._tally(self.groups.whole_groups, self.groups.trainable))
+        return self.method.ready(self._tally(len(self.groups.whole), self.groups.trainable))
 
     @property
     def full(self) -> bool:
@@ -313,7 +313,7 @@ class Collection:
             self._taken.back = False
             return self._taken.batch
         if not self.ready:
-            episodes, whole = self.groups.episodes, self.groups.whole_groups
+            episodes, whole = self.groups.episodes, len(self.groups.whole)
             raise StateError(f"no batch is ready: {episodes} episodes, {whole} whole groups wait")
         groups = self.method.select(self.groups)
         batch = TrainBatch(batch_id=uuid.uuid4().hex, groups=[group.train_group() for group in groups])

@@ -119,10 +119,6 @@ class WaitingGroups:
         self.version = self.episodes = self.trainable = 0
         self.tally_after_sync = (0, 0, 0)
 
-    @property
-    def whole_groups(self) -> int:
-        return len(self.whole)
-
     def waiting(self) -> Iterator[FinishedGroup]:
         """The groups with episodes, whole ones first; not to be changed."""
         yield from self.whole.values()

@@ -30,7 +30,6 @@ from swarm.protocol import (
     EpisodeEnd,
 )
 from swarm.server.batching.collection import Collection
-from swarm.server.episodes.comparisons import Comparisons
 from swarm.server.episodes.episode import (
     DELETED,
     ClaimWish,
@@ -44,9 +43,9 @@ from swarm.server.episodes.episode import (
     over_error,
     unknown_error,
 )
+from swarm.server.episodes.evidence import Comparisons, Evaluations, TrainingWatch
 from swarm.server.episodes.stages import Stages
 from swarm.server.episodes.timelines import count_tokens
-from swarm.server.episodes.training_watch import Evaluations, TrainingWatch
 from swarm.server.journal.recovery import MAX_ENDINGS
 from swarm.server.journal.rows import CallRow, EndedHow, Ending, EndRow, QuarantineRow, Recovered
 from swarm.states import EngineState, EngineStates, EpisodeState, TrainerState, VllmState
@@ -353,7 +352,7 @@ class EpisodePool:
             batch_size=self.job.batch_size,
             num_repeat=self.job.num_repeat,
             slots=self.job.slots,
-            completed_tasks=self.collection.groups.whole_groups,
+            completed_tasks=len(self.collection.groups.whole),
             completed_episodes=self.collection.groups.episodes,
             running_episodes=len(self.running),
             quarantined_episodes=self.collection.quarantined,

@@ -14,11 +14,11 @@ def clients(clock: Clock) -> Clients:
 
 
 def test_a_call_in_flight_keeps_its_client_active(clients: Clients, clock: Clock) -> None:
-    clients.begin_call("a", train=True)
+    clients.seen("a", train=True).in_flight += 1
     clock.now += 1000
     assert clients.is_active("a")
     assert clients.others_train("b")
-    clients.end_call("a", train=True)
+    clients.seen("a", train=True).in_flight -= 1
     clock.now += 100
     assert not clients.is_active("a")
     assert not clients.others_train("b")
@@ -55,10 +55,10 @@ def test_the_longest_unseen_are_forgotten(clients: Clients, clock: Clock) -> Non
 
 
 def test_a_client_with_a_call_in_flight_is_not_forgotten(clients: Clients) -> None:
-    clients.begin_call("a", train=True)
+    clients.seen("a", train=True).in_flight += 1
     for name in ("b", "c", "d"):
         clients.seen(name, train=True)
-    clients.end_call("a", train=True)
+    clients.seen("a", train=True).in_flight -= 1
     assert dict(clients.rows())["a"].in_flight == 0
 
 

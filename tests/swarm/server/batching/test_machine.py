@@ -480,7 +480,7 @@ class CollectionMachine(RuleBasedStateMachine):
         tasks: Counter[str] = Counter(one.task for one in self.waiting())
         assert self.collection.groups.tasks() == dict(tasks)
         assert self.collection.groups.episodes == len(self.waiting())
-        assert self.collection.groups.whole_groups == len(self.whole)
+        assert len(self.collection.groups.whole) == len(self.whole)
         assert self.collection.shares.running == sum(kind == "train" for _, kind, _ in self.running)
         assert self.collection.outstanding is self.out
 

@@ -15,9 +15,9 @@ from swarm.evidence.pairs import Pair, SideResult, Terms
 from swarm.evidence.ratings import SideRating
 from swarm.evidence.verdict import PairedEvidence, Verdict
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes import comparisons as comparisons_module
-from swarm.server.episodes.comparisons import MAX_COMPARISONS, Comparisons
+from swarm.server.episodes import evidence as evidence_module
 from swarm.server.episodes.episode import ClaimWish
+from swarm.server.episodes.evidence import MAX_COMPARISONS, Comparisons
 from swarm.server.episodes.stages import Stages
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import ForgottenEvidenceRow, PairRow, RatingRow
@@ -122,15 +122,15 @@ async def test_what_is_proven_of_one_route_is_forgotten_for_no_other(tmp_path: P
 
 
 def test_those_with_one_incumbent_are_found_without_a_look_at_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparisons_module, "MAX_OF_ALL", 150)
+    monkeypatch.setattr(evidence_module, "MAX_OF_ALL", 150)
     looks = 0
 
-    def counted(terms: Terms, key: Callable[[Terms], tuple[str, str]] = comparisons_module._key) -> tuple[str, str]:
+    def counted(terms: Terms, key: Callable[[Terms], tuple[str, str]] = evidence_module._key) -> tuple[str, str]:
         nonlocal looks
         looks += 1
         return key(terms)
 
-    monkeypatch.setattr(comparisons_module, "_key", counted)
+    monkeypatch.setattr(evidence_module, "_key", counted)
     comparisons = Comparisons(lambda _: None, "run")
     made = [(route, challenger) for challenger in range(MAX_COMPARISONS + 6) for route in ("a", "b", "c")]
     for route, challenger in made:

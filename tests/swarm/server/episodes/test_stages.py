@@ -20,7 +20,7 @@ from swarm.errors import ConflictError, NotFoundError, RequestError, SwarmGatewa
 from swarm.evidence.stages import SERVER, JobTerms, ServingStage, StageRules
 from swarm.protocol import FollowedRoute
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.comparisons import Comparisons
+from swarm.server.episodes.evidence import Comparisons
 from swarm.server.episodes.stages import FOLLOWED_SECONDS, Stages
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import StageRow, StepRow

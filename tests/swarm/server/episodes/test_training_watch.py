@@ -21,7 +21,7 @@ from swarm.protocol import TRAINING_WAITS, FollowedRoute
 from swarm.server.app import create_app
 from swarm.server.config import ServerConfig
 from swarm.server.engine.controller import Controller
-from swarm.server.episodes.training_watch import TrainingWatch
+from swarm.server.episodes.evidence import TrainingWatch
 from swarm.server.journal.journal import Journal
 from swarm.server.journal.rows import ResumptionRow, RunRow
 from swarm.types import EvalResult, StepResult
