@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections import deque
-from collections.abc import Iterable
 
 from swarm.errors import ConfigError, ConflictError
 from swarm.evidence.alarms import WatchRules
 from swarm.job import TrainJob, dump_job, parse_job
-from swarm.server.episodes.episode import LiveEpisode, LiveGroup, new_uuid
+from swarm.server.episodes.episode import new_uuid
 from swarm.server.episodes.pool import EpisodePool
 from swarm.server.journal.journal import Journal
-from swarm.server.journal.rows import EvaluationRow, Recovered, RecoveredEpisode, RunRow, StepRow
+from swarm.server.journal.rows import EvaluationRow, Recovered, RunRow, StepRow
 from swarm.tokens import batch_metrics
 from swarm.types import StepResult
 
@@ -60,9 +58,7 @@ class TrainingRun:
         if recovered.job_yaml:
             job = _recovered_job(recovered.job_yaml)
             self.found_pool = EpisodePool(job, journal.append, self._client_timeout, self._watch)
-            now, wall = time.monotonic(), time.time()
-            episodes = [_revived(claimed, now, wall) for claimed in recovered.claimed]
-            self.found_pool.restore(recovered, episodes, _groups(episodes))
+            self.found_pool.restore(recovered)
         self._opened = journal
         return recovered
 
@@ -190,30 +186,3 @@ def _recovered_job(job_yaml: str) -> TrainJob:
         return parse_job(job_yaml, "the job in the journal")
     except ConfigError as exc:
         raise ConfigError(f"{exc.message}; go back to the version that wrote it, or use another run_dir") from exc
-
-
-def _revived(claimed: RecoveredEpisode, now: float, wall: float) -> LiveEpisode:
-    claim = claimed.claim
-    # if the clock was set back, the episode must not get more than its time
-    used = max(0.0, wall - claim.claimed_at)
-    return LiveEpisode(
-        claim,
-        last_active=now,
-        cap=now + claim.max_seconds - used,
-        key_digests=list(claimed.key_digests),
-        calls=list(claimed.calls),
-        quarantine_reason=claimed.quarantine_reason,
-    )
-
-
-def _groups(episodes: Iterable[LiveEpisode]) -> list[LiveGroup]:
-    """The groups whose members all still run."""
-    members: dict[str, list[LiveEpisode]] = {}
-    for episode in episodes:
-        if episode.claim.group_uuid:
-            members.setdefault(episode.claim.group_uuid, []).append(episode)
-    return [
-        LiveGroup(tuple(group), [group_uuid])
-        for group_uuid, group in members.items()
-        if len(group) == group[0].claim.group_size
-    ]

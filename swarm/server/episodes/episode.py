@@ -22,7 +22,7 @@ from swarm.credentials import digest
 from swarm.errors import AuthenticationError, ConflictError, NotFoundError, SwarmGatewayError
 from swarm.protocol import EpisodeType, SwarmThrottlePolicy
 from swarm.server.episodes.timelines import count_tokens, merge_calls
-from swarm.server.journal.rows import EndedHow, Ending, EpisodeRow, KeyRow
+from swarm.server.journal.rows import EndedHow, Ending, EpisodeRow, KeyRow, RecoveredEpisode
 from swarm.tokens import ModelCall, Trajectory
 from swarm.types import WorkflowOutput
 
@@ -283,21 +283,40 @@ class RunningEpisodes:
             kept = key if wish.claim_key else ""
             episodes.append(LiveEpisode(claim, now, now + wish.max_seconds, [claim.key_digest], kept))
             claims.append(EpisodeKey(claim.episode_uuid, key))
-        group = LiveGroup(tuple(episodes), [group_uuid], group_key if wish.claim_key else "")
-        self.add(episodes, [group] if wish.as_group else [])
+        for episode in episodes:
+            self._add(episode)
+        if wish.as_group:
+            self._form(LiveGroup(tuple(episodes), [group_uuid], group_key if wish.claim_key else ""))
         self._append(*(episode.claim for episode in episodes))
         return Grant(tuple(claims), group_uuid, group_key)
 
-    def add(self, episodes: Iterable[LiveEpisode], groups: Iterable[LiveGroup]) -> None:
-        """Take in claimed episodes and the groups that they form."""
-        for episode in episodes:
-            self._episodes[episode.episode_uuid] = episode
-            self.deadlines.add(episode)
-        for group in groups:
-            for episode in group.members:
-                episode.group = group
-            for group_uuid in group.uuids:
-                self._groups[group_uuid] = group
+    def restore(self, claimed: Iterable[RecoveredEpisode]) -> None:
+        """Go on after a restart with the episodes that ran, in the order of their claims, and with the groups whose
+        members all still run."""
+        now, wall = self._clock(), time.time()
+        members: dict[str, list[LiveEpisode]] = {}
+        for found in claimed:
+            claim = found.claim
+            # if the clock was set back, the episode must not get more than its time
+            cap = now + claim.max_seconds - max(0.0, wall - claim.claimed_at)
+            keys, calls, reason = list(found.key_digests), list(found.calls), found.quarantine_reason
+            episode = LiveEpisode(claim, now, cap, keys, calls=calls, quarantine_reason=reason)
+            self._add(episode)
+            if claim.group_uuid:
+                members.setdefault(claim.group_uuid, []).append(episode)
+        for group_uuid, group in members.items():
+            if len(group) == group[0].claim.group_size:
+                self._form(LiveGroup(tuple(group), [group_uuid]))
+
+    def _add(self, episode: LiveEpisode) -> None:
+        self._episodes[episode.episode_uuid] = episode
+        self.deadlines.add(episode)
+
+    def _form(self, group: LiveGroup) -> None:
+        for episode in group.members:
+            episode.group = group
+        for group_uuid in group.uuids:
+            self._groups[group_uuid] = group
 
     def remove(self, episode: LiveEpisode) -> None:
         """Forget an episode that is over: neither its keys nor its group's open anything from now on."""

@@ -35,7 +35,6 @@ from swarm.server.episodes.episode import (
     ClaimWish,
     Grant,
     LiveEpisode,
-    LiveGroup,
     Refusal,
     RunningEpisodes,
     earlier_end,
@@ -137,10 +136,10 @@ class EpisodePool:
         self.job = job
         self.stages.job = _terms(job)
 
-    def restore(self, recovered: Recovered, episodes: Iterable[LiveEpisode], groups: Iterable[LiveGroup]) -> None:
-        """Fill an empty pool after a restart; ``episodes`` are the claimed ones in the order of their claims."""
+    def restore(self, recovered: Recovered) -> None:
+        """Fill an empty pool after a restart."""
         self._endings.update(recovered.endings)
-        self.running.add(episodes, groups)
+        self.running.restore(recovered.claimed)
         for episode in self.running.values():
             self.collection.claimed(episode.client_uuid, episode.episode_type, episode.claim.task_hint)
         self._new_evidence(recovered.run_id)
