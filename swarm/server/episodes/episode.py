@@ -58,13 +58,14 @@ class LiveEpisode:
     """A running episode.
 
     ``last_active`` and ``cap`` (the end of its wall-clock time) are in seconds of the pool's clock. ``over`` happens
-    when the episode ends in whatever way, and ``over_error`` is the error for calls still in flight.
+    when the episode ends in whatever way, and ``over_error`` is the error for calls still in flight. ``keys`` are
+    digests of the keys that open it, and ``key`` is the latest of a claim that may be repeated.
     """
 
     claim: EpisodeRow
     last_active: float
     cap: float
-    key_digests: list[bytes] = field(repr=False)
+    keys: list[bytes] = field(repr=False)
     key: str = field(default="", repr=False)
     group: LiveGroup | None = None
     in_flight: int = 0
@@ -100,7 +101,7 @@ class LiveEpisode:
 
     def finish_calls(self, error: Callable[[], SwarmGatewayError]) -> None:
         """End the calls in flight because the episode is over; ``error`` creates the error that each of them gets."""
-        self.key_digests.clear()
+        self.keys.clear()
         self.key = ""
         self._why_over = error
         self.over.happen()
@@ -337,8 +338,8 @@ class RunningEpisodes:
             if episode is not None and not episode.key:
                 # only the digest of the first key survived the restart
                 episode.key = new_key()
-                episode.key_digests.append(digest(episode.key))
-                self._append(KeyRow(episode_uuid, episode.key_digests[-1]))
+                episode.keys.append(digest(episode.key))
+                self._append(KeyRow(episode_uuid, episode.keys[-1]))
             claims.append(EpisodeKey(episode_uuid, episode.key if episode is not None else new_key()))
         if not as_group:
             return Grant(tuple(claims))
@@ -350,25 +351,6 @@ class RunningEpisodes:
             group.uuids.append(group_uuid_of(key))
             self._groups[group.uuids[-1]] = group
         return Grant(tuple(claims), group_uuid_of(key), key)
-
-    def open(self, episode_uuid: str, key: str) -> LiveEpisode:
-        """The running episode that ``key`` opens; that is a sign of life even if no engine can serve the call.
-
-        Raises:
-            AuthenticationError: no such episode, a wrong key, or the episode is over.
-        """
-        episode = self._episodes.get(episode_uuid)
-        key_digest = digest(key)
-        # an unknown episode costs the same comparison as a known one
-        opens = is_one_of(key_digest, [b"\0" * 32] if episode is None else episode.key_digests)
-        if episode is None or not opens:
-            raise AuthenticationError("wrong or missing episode key, or the episode is over: claim a new episode")
-        self.touch(episode)
-        return episode
-
-    def touch(self, episode: LiveEpisode) -> None:
-        """The episode gave a sign of life."""
-        episode.last_active = self._clock()
 
     def open_group(self, group_uuid: str, key: str) -> LiveGroup:
         """The running group that ``key`` opens; all its episodes run, and show a sign of life.

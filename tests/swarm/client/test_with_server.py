@@ -48,7 +48,7 @@ class Swarm:
         """Record one model call, as the data plane does."""
         pool = self.controller.pool
         call = model_call([1], [2], 3)
-        record(pool, pool.running.open(episode.episode_uuid, episode.api_key), call)
+        record(pool, pool.open(episode.episode_uuid, episode.api_key), call)
 
     async def claim_is_waiting(self) -> None:
         async with asyncio.timeout(PATIENCE):

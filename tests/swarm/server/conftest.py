@@ -99,7 +99,7 @@ class Claimed:
     @property
     def calls(self) -> list[Any]:
         """What the pool has recorded for it, with lists for arrays."""
-        recorded = self.rig.controller.pool.running.open(self.uuid, self.key).calls
+        recorded = self.rig.controller.pool.open(self.uuid, self.key).calls
         return [SimpleNamespace(**as_lists(call)) for call in recorded]
 
 

@@ -72,7 +72,7 @@ async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     grant = await granted(before, wish)
     first = grant.claims[0]
     sample(before.pool, first)
-    before.pool.quarantine(before.pool.running.open(grant.claims[1].episode_uuid, grant.claims[1].key), "bad")
+    before.pool.quarantine(before.pool.open(grant.claims[1].episode_uuid, grant.claims[1].key), "bad")
     await before.episodes.synced()
     await journal.close()
 
@@ -81,7 +81,7 @@ async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     controller.open(journal)
     assert (controller.engine.state, controller.job) == (OFFLINE, JOB)
     assert "restarted" in controller.engine_status().engine_status_detail
-    episode = controller.pool.running.open(first.episode_uuid, first.key)
+    episode = controller.pool.open(first.episode_uuid, first.key)
     assert len(episode.calls) == 1
     assert 900 < episode.cap - episode.last_active <= 1000
     group = controller.pool.running.open_group(grant.group_uuid, grant.group_key)
@@ -89,7 +89,7 @@ async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     again = await granted(controller, wish)
     assert [one.episode_uuid for one in again.claims] == [one.episode_uuid for one in grant.claims]
     for one in (*again.claims, *grant.claims):
-        assert controller.pool.running.open(one.episode_uuid, one.key)
+        assert controller.pool.open(one.episode_uuid, one.key)
     assert controller.pool.running.open_group(again.group_uuid, again.group_key) is group
     assert controller.pool.running.open_group(grant.group_uuid, grant.group_key) is group
     assert await granted(controller, wish) == again, "within one life the keys are the same"
@@ -103,7 +103,7 @@ async def test_claims_keys_and_groups_after_a_restart(tmp_path: Path) -> None:
     assert await controller.episodes.end("me", "a", ends(*grant.claims[:2]), as_group=True, end_key="e") == reason
     third = grant.claims[2]
     for key in (third.key, again.claims[2].key):
-        assert controller.pool.running.open(third.episode_uuid, key)
+        assert controller.pool.open(third.episode_uuid, key)
     with pytest.raises(AuthenticationError):
         controller.pool.running.open_group(grant.group_uuid, grant.group_key)
     await journal.close()
@@ -379,14 +379,14 @@ class ServerMachine(RuleBasedStateMachine):
         for known, claim in zip(of_claim, again.claims, strict=True):
             if known.outcome == "running":
                 for key in (known.claim.key, claim.key):
-                    assert self.controller.pool.running.open(claim.episode_uuid, key)
+                    assert self.controller.pool.open(claim.episode_uuid, key)
                 known.claim = claim
 
     @precondition(lambda self: self.known())
     @rule(data=st.data(), bad=st.sampled_from([False, False, True]))
     def call(self, data: st.DataObject, bad: bool) -> None:
         one = data.draw(st.sampled_from(self.known()))
-        episode = self.controller.pool.running.open(one.claim.episode_uuid, one.claim.key)
+        episode = self.controller.pool.open(one.claim.episode_uuid, one.claim.key)
         counted = self.controller.pool.begin_call([episode])
         if bad:
             self.controller.pool.quarantine(episode, "bad")
@@ -497,7 +497,7 @@ TestServerMachine = ServerMachine.TestCase
 async def evaluated(journal: Journal, reward: float, success: bool, version: int) -> Controller:
     controller = rolling(journal, version)
     grant = await granted(controller, ClaimWish("me", "eval"))
-    episode = controller.pool.running.open(grant.claims[0].episode_uuid, grant.claims[0].key)
+    episode = controller.pool.open(grant.claims[0].episode_uuid, grant.claims[0].key)
     # what the data plane notes of calls that it does not record
     episode.unrecorded += [(version, 5), (version, 6)]
     output = WorkflowOutput(reward=reward, is_success=success, log_metrics={"tools": 2.0})

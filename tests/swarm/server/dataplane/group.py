@@ -30,7 +30,7 @@ class ClaimedGroup(Claimed):
     def quarantined(self) -> list[str]:
         """For each member why it is quarantined."""
         pool = self.rig.controller.pool
-        return [pool.running.open(member.uuid, member.key).quarantine_reason for member in self.members]
+        return [pool.open(member.uuid, member.key).quarantine_reason for member in self.members]
 
 
 async def claim_group(rig: Rig, count: int = 2, **more: Any) -> ClaimedGroup:

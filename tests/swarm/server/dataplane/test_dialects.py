@@ -82,4 +82,4 @@ async def test_an_answer_that_makes_no_sense_is_not_trained(rig: Rig, episode: C
     response = await rig.client.send(request(episode, path))
     assert response.status_code == 502
     assert "without a name" in response.json()["error"]["message"]
-    assert rig.controller.pool.running.open(episode.uuid, episode.key).quarantine_reason
+    assert rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason

@@ -70,7 +70,7 @@ async def test_a_cut_messages_stream_raises(claude: anthropic.AsyncAnthropic, ep
         async with claude.messages.stream(model="tiny", max_tokens=20, messages=[HI]) as stream:
             await stream.until_done()
     assert not episode.calls
-    assert episode.rig.controller.pool.running.open(episode.uuid, episode.key).quarantine_reason
+    assert episode.rig.controller.pool.open(episode.uuid, episode.key).quarantine_reason
 
 
 async def test_responses_stream(sdk: openai.AsyncOpenAI, episode: Claimed) -> None:

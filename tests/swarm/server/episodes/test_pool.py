@@ -56,7 +56,7 @@ def refused(pool: EpisodePool, count: int = 1) -> Refusal:
 
 def sample(pool: EpisodePool, episode: EpisodeKey, token: int = 1) -> None:
     call = model_call([0], [token], call_id=f"call-{next(CALLS)}")
-    record(pool, pool.running.open(episode.episode_uuid, episode.key), call)
+    record(pool, pool.open(episode.episode_uuid, episode.key), call)
 
 
 def record(pool: EpisodePool, episode: LiveEpisode, call: ModelCall) -> None:
@@ -104,15 +104,17 @@ def test_unknown_and_doubled_episodes() -> None:
 def test_keys_open_only_their_running_episode() -> None:
     pool = rolling_pool()
     one, two = sampled(pool, 2)
-    assert pool.running.open(one.episode_uuid, one.key).episode_uuid == one.episode_uuid
+    assert pool.open(one.episode_uuid, one.key).episode_uuid == one.episode_uuid
     for uuid, key in ((one.episode_uuid, two.key), (one.episode_uuid, ""), ("nobody", one.key)):
         with pytest.raises(AuthenticationError):
-            pool.running.open(uuid, key)
-    episode = pool.running.open(one.episode_uuid, one.key)
+            pool.open(uuid, key)
+    episode = pool.open(one.episode_uuid, one.key)
     assert one.key not in repr(episode)
     pool.end("me", "a", ends(one))
+    with pytest.raises(ConflictError, match="has ended"):
+        pool.open(one.episode_uuid, one.key)
     with pytest.raises(AuthenticationError):
-        pool.running.open(one.episode_uuid, one.key)
+        pool.open(one.episode_uuid, two.key)
     assert episode.over.happened
 
 
@@ -120,7 +122,7 @@ def test_idle_episodes_are_taken_back_but_a_call_keeps_them_alive() -> None:
     clock = Clock()
     pool = rolling_pool(clock=clock)
     one, two = claim(pool, 2)
-    busy = pool.running.open(one.episode_uuid, one.key)
+    busy = pool.open(one.episode_uuid, one.key)
     counted = pool.begin_call([busy])
     clock.now += 240
     assert pool.expire() == 1
@@ -141,7 +143,7 @@ def test_the_wall_clock_cap_holds_even_while_a_call_is_in_flight() -> None:
     clock = Clock()
     pool = rolling_pool(clock=clock)
     (chatty,) = claim(pool, max_seconds=300.0)
-    episode = pool.running.open(chatty.episode_uuid, chatty.key)
+    episode = pool.open(chatty.episode_uuid, chatty.key)
     for _ in range(5):
         clock.now += 50
         pool.end_call([episode], pool.begin_call([episode]))
@@ -183,11 +185,11 @@ def test_a_groups_key_opens_its_members_in_order_until_the_first_is_over() -> No
         with pytest.raises(AuthenticationError):
             pool.running.open_group(uuid, key)
     with pytest.raises(AuthenticationError):
-        pool.running.open(grant.claims[0].episode_uuid, grant.group_key)
+        pool.open(grant.claims[0].episode_uuid, grant.group_key)
     pool.abort("me", grant.claims[1].episode_uuid)
     with pytest.raises(AuthenticationError):
         pool.running.open_group(grant.group_uuid, grant.group_key)
-    assert pool.running.open(grant.claims[0].episode_uuid, grant.claims[0].key)
+    assert pool.open(grant.claims[0].episode_uuid, grant.claims[0].key)
 
 
 def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
@@ -202,9 +204,10 @@ def test_a_claim_is_granted_again_with_keys_for_what_still_runs() -> None:
     again = pool.running.grant_again(uuids, as_group=True)
     assert [one.episode_uuid for one in again.claims] == uuids
     assert again.claims[0] == grant.claims[0]
-    for uuid, key in ((uuids[1], grant.claims[1].key), (uuids[1], again.claims[1].key)):
-        with pytest.raises(AuthenticationError):
-            pool.running.open(uuid, key)
+    with pytest.raises(ConflictError, match="was aborted"):
+        pool.open(uuids[1], grant.claims[1].key)
+    with pytest.raises(AuthenticationError):
+        pool.open(uuids[1], again.claims[1].key)
     with pytest.raises(AuthenticationError):
         pool.running.open_group(again.group_uuid, again.group_key)
 
@@ -213,7 +216,7 @@ def test_the_journal_is_told_everything_once_and_in_order() -> None:
     records: list[JournalRow] = []
     pool = rolling_pool(records=records)
     (one,) = sampled(pool, 1)
-    episode = pool.running.open(one.episode_uuid, one.key)
+    episode = pool.open(one.episode_uuid, one.key)
     pool.end("me", "a", ends(one, reward=0.5), end_key="k")
     pool.end("me", "a", ends(one, reward=0.5), end_key="k")
     record(pool, episode, episode.calls[0])
@@ -228,7 +231,7 @@ def test_the_journal_is_told_everything_once_and_in_order() -> None:
 def test_one_quarantined_episode_drops_its_group() -> None:
     pool = rolling_pool()
     good, bad = sampled(pool, 2)
-    episode = pool.running.open(bad.episode_uuid, bad.key)
+    episode = pool.open(bad.episode_uuid, bad.key)
     pool.quarantine(episode, "3 token ids but 2 log-probabilities")
     pool.quarantine(episode, "another")
     reason = pool.end("me", "a", ends(good, bad), as_group=True)
@@ -240,7 +243,7 @@ def test_one_quarantined_episode_drops_its_group() -> None:
 def test_a_group_is_told_each_reason_for_which_one_of_it_is_not_trained() -> None:
     pool = rolling_pool()
     good, bad, silent = sampled(pool, 2) + claim(pool, 1)
-    pool.quarantine(pool.running.open(bad.episode_uuid, bad.key), "odd tokens")
+    pool.quarantine(pool.open(bad.episode_uuid, bad.key), "odd tokens")
     told = pool.end("me", "t", ends(good, bad, silent), as_group=True)
     assert told == "quarantined: odd tokens; no completed LLM call was recorded in the episode"
     assert pool.end("me", "t", ends(good, bad, silent), as_group=True) == told
@@ -248,7 +251,7 @@ def test_a_group_is_told_each_reason_for_which_one_of_it_is_not_trained() -> Non
 
 def evaluation(pool: EpisodePool, version: int) -> EpisodeKey:
     (episode,) = claim(pool, episode_type="eval")
-    pool.running.open(episode.episode_uuid, episode.key).unrecorded.append((version, 5))
+    pool.open(episode.episode_uuid, episode.key).unrecorded.append((version, 5))
     return episode
 
 
