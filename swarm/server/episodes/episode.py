@@ -296,11 +296,11 @@ class RunningEpisodes:
         members all still run."""
         now, wall = self._clock(), time.time()
         members: dict[str, list[LiveEpisode]] = {}
-        for found in claimed:
-            claim = found.claim
+        for recovered in claimed:
+            claim = recovered.claim
             # if the clock was set back, the episode must not get more than its time
             cap = now + claim.max_seconds - max(0.0, wall - claim.claimed_at)
-            keys, calls, reason = list(found.key_digests), list(found.calls), found.quarantine_reason
+            keys, calls, reason = list(recovered.key_digests), list(recovered.calls), recovered.quarantine_reason
             episode = LiveEpisode(claim, now, cap, keys, calls=calls, quarantine_reason=reason)
             self._add(episode)
             if claim.group_uuid:

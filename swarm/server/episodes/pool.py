@@ -186,15 +186,15 @@ class EpisodePool:
             AuthenticationError: there is no such episode, or it is none of the caller's.
             ConflictError: it is the caller's, and over; says how.
         """
-        known = self.running.get(episode_uuid) or self._endings.get(episode_uuid)
+        target = self.running.get(episode_uuid) or self._endings.get(episode_uuid)
         # an unknown episode costs the same comparison as a known one
-        opens = is_one_of(digest(key), [b"\0" * 32] if known is None else known.keys)
-        if known is None or not (opens or acts_for(known.client_uuid)):
+        opens = is_one_of(digest(key), [b"\0" * 32] if target is None else target.keys)
+        if target is None or not (opens or acts_for(target.client_uuid)):
             raise AuthenticationError("wrong or missing episode key, or the episode is over: claim a new episode")
-        if isinstance(known, Ending):
-            raise over_error(known.how, episode_uuid)
-        known.last_active = self._clock()
-        return known
+        if isinstance(target, Ending):
+            raise over_error(target.how, episode_uuid)
+        target.last_active = self._clock()
+        return target
 
     def begin_call(self, episodes: Sequence[LiveEpisode]) -> Collection:
         """An LLM call of a client starts, for one of its episodes or several; it keeps them from being idle until
