@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from swarm.client import wire
 from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
-from swarm.client.claiming import Claim, Claimer, Throttle, UserRun, current_run, note_ended
+from swarm.client.claiming import Claimer, Throttle, UserRun, current_run, note_ended
 from swarm.client.control import EngineSetup, start_engines
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, each, run_each
 from swarm.client.remote_engine import RemoteEngine
@@ -31,6 +31,8 @@ from swarm.importer import own_code
 from swarm.job import TrainJob
 from swarm.protocol import (
     CanContinueResponse,
+    ClaimEpisodeRequest,
+    ClaimGroupRequest,
     EndedResponse,
     EndEpisodeRequest,
     EndGroupRequest,
@@ -164,9 +166,15 @@ class AsyncSwarmClient:
         Raises:
             UnavailableError: no server, an engine that is OFFLINE, or nothing free within ``begin_timeout``.
         """
-        timeouts = (discard_episode_timeout, max_episode_seconds)
-        wanted = Claim(None, self._begin_timeout, episode_type, *timeouts, throttle_policy, idempotency_key)
-        [endpoint] = await self._claim(wanted)
+        fields = {
+            "client_uuid": self.client_uuid,
+            "episode_type": episode_type,
+            "discard_episode_timeout": discard_episode_timeout,
+            "max_episode_seconds": max_episode_seconds,
+            "idempotency_key": idempotency_key,
+        }
+        wanted = wire.checked(ClaimEpisodeRequest, fields)
+        [endpoint] = await self._claim(wanted, self._begin_timeout, throttle_policy)
         return endpoint.episode_uuid, endpoint
 
     async def end_episode(self, task: Task | str, episode_uuid: str, workflow_output: WorkflowOutput) -> str:
@@ -219,10 +227,17 @@ class AsyncSwarmClient:
                 ``trainer_away``, ``throttled``, ``no_episodes``). An engine that is OFFLINE is not waited for.
             RequestError: the server refuses the request itself (wrong token, count above its slots).
         """
-        timeouts = (discard_episode_timeout, max_episode_seconds)
-        rest = (throttle_policy, idempotency_key, unless_batch_waits)
+        fields = {
+            "client_uuid": self.client_uuid,
+            "count": count,
+            "episode_type": episode_type,
+            "discard_episode_timeout": discard_episode_timeout,
+            "max_episode_seconds": max_episode_seconds,
+            "idempotency_key": idempotency_key,
+            "unless_batch_waits": unless_batch_waits,
+        }
         within = self._begin_timeout if wait_seconds is None else wait_seconds
-        return await self._claim(Claim(count, within, episode_type, *timeouts, *rest))
+        return await self._claim(wire.checked(ClaimGroupRequest, fields), within, throttle_policy)
 
     async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
@@ -454,12 +469,12 @@ class AsyncSwarmClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _claim(self, wanted: Claim) -> EpisodeGroup:
+    async def _claim(self, wanted: ClaimEpisodeRequest, wait_seconds: float, throttle: Throttle | None) -> EpisodeGroup:
         run = current_run.get()
         if run is None or run.loop is not asyncio.get_running_loop():
-            return await self._claimer.claim(wanted)
-        with run.claiming():
-            episodes = await self._claimer.claim(wanted)
+            return await self._claimer.claim(wanted, wait_seconds, throttle)
+        with run.claims.waiting():
+            episodes = await self._claimer.claim(wanted, wait_seconds, throttle)
         if run.client is self:
             run.episodes.update(episodes.episode_uuids)
         return episodes

@@ -1,7 +1,7 @@
 """How episodes are claimed and claims throttled: one logical claim, many long polls, one idempotency key.
 
 Invariant: all polls and retries of a claim carry the same key, so a claim whose answer was lost gets the episodes that
-were granted to it, and no others. Episodes granted to a claim that nobody waits for any more are handed back.
+were granted to it, and no others. A claim that nobody waits for any more is withdrawn, with what it was granted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pydantic import ConfigDict
 
 from swarm.client import wire
 from swarm.client.calls import Calls, UnsentError
-from swarm.concurrency import Background, Interruptible
-from swarm.errors import RequestError, StateError, UnavailableError
+from swarm.concurrency import Background, Interruptible, Signal
+from swarm.errors import RequestError, StateError, SwarmGatewayError, UnavailableError
 from swarm.protocol import (
     BATCH_WAITS,
     LONG_POLL,
@@ -38,7 +38,6 @@ from swarm.protocol import (
     ClaimEpisodeResponse,
     ClaimGroupRequest,
     ClaimGroupResponse,
-    EpisodeType,
     SuccessResponse,
     SwarmThrottlePolicy,
     WithdrawClaimRequest,
@@ -142,34 +141,49 @@ def as_policy(throttle: Throttle | None, task_id: str | None = None) -> SwarmThr
     Raises:
         RequestError: a field is out of range, or there is no such field.
     """
-    policy = wire.checked(_OurThrottle, throttle) if isinstance(throttle, Mapping) else throttle
-    if policy is None or task_id is None:
-        return policy
-    if isinstance(policy, ThrottleSchedule):
-        return policy.for_task(task_id)
-    return policy.model_copy(update={"current_task_id": task_id})
+    if throttle is None:
+        return None
+    if isinstance(throttle, ThrottleSchedule):
+        return throttle if task_id is None else throttle.for_task(task_id)
+    policy = throttle if isinstance(throttle, SwarmThrottlePolicy) else wire.checked(_OurThrottle, throttle)
+    return policy if task_id is None else policy.model_copy(update={"current_task_id": task_id})
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A claim of ``count`` episodes at once, or of one by ``/claim_episode`` if it is ``None``.
+class OpenClaims:
+    """Claims that wait, until somebody ends them; those that begin later end at once."""
 
-    Times are in seconds. A claim with the ``idempotency_key`` of an earlier one, after a crash say, gets the episodes
-    of that one.
-    """
+    def __init__(self) -> None:
+        self._waiting: set[Interruptible] = set()
+        self._left = Signal()
+        self._error: Callable[[], SwarmGatewayError] | None = None
 
-    count: int | None
-    wait_seconds: float
-    episode_type: EpisodeType
-    discard_episode_timeout: float
-    max_episode_seconds: float | None = None
-    throttle: Throttle | None = None
-    idempotency_key: str | None = None
-    unless_batch_waits: bool = False
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """The block waits for a claim, and raises the error of :meth:`end`."""
+        if self._error is not None:
+            raise self._error()
+        with Interruptible() as claim:
+            self._waiting.add(claim)
+            try:
+                yield
+            finally:
+                self._waiting.discard(claim)
+                self._left.notify()
+
+    def end(self, error: Callable[[], SwarmGatewayError]) -> None:
+        """End all, each with an ``error`` of its own."""
+        self._error = error
+        for claim in tuple(self._waiting):
+            claim.interrupt(error())
+
+    async def over(self) -> None:
+        """Return once none waits."""
+        await self._left.until(lambda: not self._waiting)
 
 
 class UserRun:
-    """User code under way: the episodes of ``client`` that it has begun and not ended, and the claims that wait.
+    """User code under way: the episodes of ``client`` that it has begun and not ended, and its claims, at whichever
+    client.
 
     A context variable names the run, so each thread and task has its own, and a call that a thread makes on the event
     loop counts for the thread's run.
@@ -179,37 +193,15 @@ class UserRun:
         self.client = client
         self.loop = asyncio.get_running_loop()
         self.episodes: set[str] = set()
-        self._claims: set[Interruptible] = set()
-        self._stopped = False
+        self.claims = OpenClaims()
 
     def stop(self) -> None:
-        """End the claims that wait, at whichever client, and those to come."""
-        self._stopped = True
-        for claim in tuple(self._claims):
-            claim.interrupt(_run_stopped())
-
-    @contextmanager
-    def claiming(self) -> Generator[None]:
-        """The block waits for a claim.
-
-        Raises:
-            UnavailableError: ``run_stopped``.
-        """
-        if self._stopped:
-            raise _run_stopped()
-        with Interruptible() as claim:
-            self._claims.add(claim)
-            try:
-                yield
-            finally:
-                self._claims.discard(claim)
+        """End its claims with the code ``run_stopped``."""
+        stopped = "the run that this episode is part of is being stopped"
+        self.claims.end(lambda: UnavailableError(stopped, code="run_stopped"))
 
 
 current_run: ContextVar[UserRun | None] = ContextVar("run", default=None)
-
-
-def _run_stopped() -> UnavailableError:
-    return UnavailableError("the run that this episode is part of is being stopped", code="run_stopped")
 
 
 def note_ended(episode_uuids: Iterable[str]) -> None:
@@ -223,26 +215,27 @@ class Claimer:
 
     Args:
         calls: the client's.
-        background: for work that is done although nobody waits for it.
+        background: for withdrawals.
     """
 
     def __init__(self, calls: Calls, background: Background) -> None:
         self._calls = calls
         self._background = background
-        self._waiting: set[asyncio.Future[ClaimAnswer]] = set()
+        self._claims = OpenClaims()
         #: why claims waited at the last answer; empty: they did not
         self._waits_for = ""
 
     async def give_up(self) -> None:
         """End the claims that wait, with :class:`StateError`: the client is being closed."""
-        for waiting in (ended := tuple(self._waiting)):
-            waiting.cancel()
-        if ended:
-            # an answer that came just now is handed back before the connections are closed
-            await asyncio.wait(ended)
+        self._claims.end(lambda: StateError("this client is closed"))
+        # their withdrawals begin before the connections are closed
+        await self._claims.over()
 
-    async def claim(self, wanted: Claim) -> wire.EpisodeGroup:
-        """Claim episodes within ``wanted.wait_seconds``.
+    async def claim(
+        self, wanted: ClaimEpisodeRequest, wait_seconds: float, throttle: Throttle | None
+    ) -> wire.EpisodeGroup:
+        """Claim what is ``wanted`` within ``wait_seconds``. With the key of an earlier claim it gets the episodes of
+        that one.
 
         Raises:
             UnavailableError: none in time; ``code`` says why.
@@ -250,9 +243,10 @@ class Claimer:
             StateError: the client is closed.
         """
         calls = self._calls
-        deadline = monotonic() + wanted.wait_seconds
+        deadline = monotonic() + wait_seconds
+        life = wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
         key = wanted.idempotency_key or uuid.uuid4().hex
-        throttle = as_policy(wanted.throttle)
+        throttle = as_policy(throttle)
         offline_since: float | None = None
         early = 0
         while True:
@@ -261,7 +255,9 @@ class Claimer:
                 policy = policy.at((await calls.perform(wire.ENGINE_STATUS, deadline=deadline)).global_step)
             began = monotonic()
             poll = min(LONG_POLL, max(0.0, deadline - began))
-            answer = await self._poll(_call(calls.client_uuid, wanted, poll, policy, key), wanted, deadline, key)
+            of_now = {"throttle_policy": policy, "wait_seconds": poll}
+            body = wanted.model_copy(update={"idempotency_key": key, "max_episode_seconds": life, **of_now})
+            answer = await self._poll(body, deadline, withdraws=wanted.idempotency_key is None)
             if answer.success:
                 self._waits_for = ""
                 return wire.episodes_of(answer, calls.server_url)
@@ -275,58 +271,31 @@ class Claimer:
             offline = now - offline_since if offline_since is not None else -1.0
             refused = wanted.unless_batch_waits and code in NO_EPISODE_NEEDED
             if now >= deadline or offline >= OFFLINE_GRACE or refused:
-                what = "an episode" if wanted.count is None else f"{wanted.count} episodes"
-                within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wanted.wait_seconds:g} s"
+                what = f"{wanted.count} episodes" if isinstance(wanted, ClaimGroupRequest) else "an episode"
+                within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wait_seconds:g} s"
                 raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
             early = early + 1 if now - began < poll / 2 else 0
             await calls.pause_between_polls(early, deadline - now)
 
-    async def _poll(self, call: wire.Call[ClaimAnswer], wanted: Claim, deadline: float, key: str) -> ClaimAnswer:
-        """One poll. It goes on in the background when the caller is cancelled: the server may be granting just now."""
-        calls = self._calls
-        abandoned = False
-
-        def stop_if_abandoned() -> None:
-            if abandoned:
-                raise asyncio.CancelledError
-
-        polling = self._background.start(calls.perform(call, deadline=deadline, on_retry=stop_if_abandoned))
-        waiting = asyncio.shield(polling)
-        self._waiting.add(waiting)
-        # the server forgets the claim at once, so that those behind it in the queue are next
-        body = WithdrawClaimRequest(client_uuid=calls.client_uuid, idempotency_key=key)
-        withdraw = wire.Call("POST", "/withdraw_claim", SuccessResponse, body)
+    async def _poll(self, body: ClaimEpisodeRequest, deadline: float, *, withdraws: bool) -> ClaimAnswer:
+        """One poll. Where it ends without an answer, the server may be granting just now. So the claim is withdrawn,
+        which hands back what it is granted; ``withdraws``: unless its caller has its key, and may repeat it."""
+        timeout = body.wait_seconds + wire.WAIT_GRACE
+        call: wire.Call[ClaimAnswer] = wire.Call("POST", "/claim_episode", ClaimEpisodeResponse, body, timeout)
+        if isinstance(body, ClaimGroupRequest):
+            call = wire.Call("POST", "/claim_group", ClaimGroupResponse, body, timeout)
         try:
-            answer = await waiting
-        except asyncio.CancelledError:
-            abandoned = True
-            if wanted.idempotency_key is None:
-                polling.add_done_callback(self._hand_back)
-                if not polling.done():
-                    self._background.start(calls.release(withdraw))
-            task = asyncio.current_task()
-            if calls.closing and task is not None and not task.cancelling():
-                raise StateError("this client is closed") from None
+            with self._claims.waiting():
+                return await self._calls.perform(call, deadline=deadline)
+        except UnsentError:
             raise
-        except UnavailableError as exc:
-            if wanted.idempotency_key is None and not isinstance(exc, UnsentError):
-                # it may have been granted, and nobody will repeat the claim
-                self._background.start(calls.release(withdraw))
+        except (asyncio.CancelledError, StateError, UnavailableError):
+            if withdraws:
+                names = {"client_uuid": body.client_uuid, "idempotency_key": body.idempotency_key}
+                request = WithdrawClaimRequest.model_validate(names)
+                withdrawal = wire.Call("POST", "/withdraw_claim", SuccessResponse, request)
+                self._background.start(self._calls.release(withdrawal))
             raise
-        finally:
-            self._waiting.discard(waiting)
-        if calls.closing:
-            if wanted.idempotency_key is None:
-                self._hand_back(polling)
-            raise StateError("this client is closed")
-        return answer
-
-    def _hand_back(self, polling: asyncio.Task[ClaimAnswer]) -> None:
-        if polling.cancelled() or polling.exception() is not None:
-            return
-        answer = polling.result()
-        for episode in wire.episodes_of(answer, self._calls.server_url) if answer.success else ():
-            self._background.start(self._calls.release(wire.abort_call(self._calls.client_uuid, episode.episode_uuid)))
 
     async def _code_of(self, cause: str, deadline: float) -> str:
         for phrase, code in _PHRASE_CODES.items():
@@ -334,26 +303,3 @@ class Claimer:
                 return code
         status = await self._calls.perform(wire.ENGINE_STATUS, deadline=deadline)
         return _STATE_CODES.get(status.engine_status, "not_ready")
-
-
-def _call(
-    client_uuid: str, wanted: Claim, poll: float, policy: SwarmThrottlePolicy | None, key: str
-) -> wire.Call[ClaimEpisodeResponse] | wire.Call[ClaimGroupResponse]:
-    fields: dict[str, Any] = {
-        "client_uuid": client_uuid,
-        "episode_type": wanted.episode_type,
-        "discard_episode_timeout": wanted.discard_episode_timeout,
-        "max_episode_seconds": min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
-        if wanted.max_episode_seconds is None
-        else wanted.max_episode_seconds,
-        "throttle_policy": policy,
-        "wait_seconds": poll,
-        "unless_batch_waits": wanted.unless_batch_waits,
-        "idempotency_key": key,
-    }
-    timeout = poll + wire.WAIT_GRACE
-    if wanted.count is None:
-        body = wire.checked(ClaimEpisodeRequest, fields)
-        return wire.Call("POST", "/claim_episode", ClaimEpisodeResponse, body, timeout)
-    many = wire.checked(ClaimGroupRequest, fields | {"count": wanted.count})
-    return wire.Call("POST", "/claim_group", ClaimGroupResponse, many, timeout)

@@ -14,7 +14,7 @@ from swarm.client import AsyncSwarmClient
 from swarm.errors import RequestError, StateError, UnavailableError
 from swarm.http.client import Answer as HttpAnswer
 from swarm.http.client import HttpClient
-from swarm.protocol import NO_EPISODES, POST_ROLLING
+from swarm.protocol import POST_ROLLING
 from swarm.states import EngineState
 from swarm.types import WorkflowOutput
 from tests.swarm.client.conftest import QUICK
@@ -89,28 +89,11 @@ async def test_an_abort_goes_on_when_its_caller_is_cancelled(server: ScriptedSer
     await until(lambda: len(server.requests) == 2)
 
 
-async def test_episodes_granted_to_a_caller_that_left_are_handed_back(
+async def test_a_claim_that_was_given_up_is_withdrawn_with_what_it_is_granted_and_not_polled_again(
     server: ScriptedServer, client: AsyncSwarmClient
 ) -> None:
     held = threading.Event()
     server.script("/claim_group", Answer(group("a", "b"), wait=held))
-    server.script("/withdraw_claim", {"success": True})
-    server.script("/abort_episode", {"success": True})
-    caller = asyncio.ensure_future(client.claim_group(2, 5.0))
-    await until(lambda: len(server.requests) == 1)
-    caller.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    held.set()
-    await client.close()
-    assert {body["episode_uuid"] for body in server.bodies("/abort_episode")} == {"a", "b"}
-
-
-async def test_a_claim_that_was_given_up_is_withdrawn_and_not_polled_again(
-    server: ScriptedServer, client: AsyncSwarmClient
-) -> None:
-    held = threading.Event()
-    server.script("/claim_group", Answer(not_yet(NO_EPISODES), wait=held))
     server.script("/withdraw_claim", {"success": True})
     caller = asyncio.ensure_future(client.claim_group(2, 60.0))
     await until(lambda: len(server.requests) == 1)
@@ -131,21 +114,23 @@ class Turns(HttpClient):
     def __init__(self) -> None:
         super().__init__()
         self.claimed, self.granting = asyncio.Event(), asyncio.Event()
-        self.aborted: set[str] = set()
+        self.key = ""
+        self.withdrawn: list[str] = []
 
     async def request(self, method: str, url: str, content: bytes | None, *_: Any, **__: Any) -> HttpAnswer:
         body: dict[str, Any] = {"success": True}
         if url.endswith("/claim_group"):
+            self.key = json.loads(content or b"")["idempotency_key"]
             self.claimed.set()
             await self.granting.wait()
             body = group("a", "b")
-        elif url.endswith("/abort_episode"):
-            self.aborted.add(json.loads(content or b"")["episode_uuid"])
+        elif url.endswith("/withdraw_claim"):
+            self.withdrawn.append(json.loads(content or b"")["idempotency_key"])
         return HttpAnswer(200, {}, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_episodes_granted_just_as_the_client_is_closed_are_handed_back(turns: int) -> None:
+async def test_a_claim_granted_just_as_the_client_is_closed_is_withdrawn(turns: int) -> None:
     http = Turns()
     client = AsyncSwarmClient("http://127.0.0.1:1", client_uuid="me", http=http)
     caller = asyncio.ensure_future(client.claim_group(2, 5.0))
@@ -160,7 +145,7 @@ async def test_episodes_granted_just_as_the_client_is_closed_are_handed_back(tur
         return
     with pytest.raises(StateError, match="this client is closed"):
         await caller
-    assert http.aborted == {"a", "b"}
+    assert http.withdrawn == [http.key]
 
 
 async def test_close_is_bounded(

@@ -18,6 +18,7 @@ from swarm.errors import StateError
 from swarm.types import Task, WorkflowOutput
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import Answer, ScriptedServer
+from tests.swarm.client.test_idempotency import keys
 from tests.swarm.client.test_sync import JOB, claimed, engine
 from tests.swarm.client.test_watching import PATIENCE, ROLLING, SYNCING, Calls, at, loops
 
@@ -64,11 +65,10 @@ def test_where_ctrl_c_ends_no_wait_for_a_lock_a_call_looks_for_it(
     assert looks == [0.5, 0.5]
 
 
-def test_ctrl_c_ends_a_claim_that_waits_and_hands_its_episode_back(server: ScriptedServer) -> None:
+def test_ctrl_c_ends_a_claim_that_waits_and_withdraws_it(server: ScriptedServer) -> None:
     held = threading.Event()
     server.script("/claim_episode", Answer(claimed("late"), wait=held))
-    for path in ("/withdraw_claim", "/abort_episode"):
-        server.script(path, {"success": True})
+    server.script("/withdraw_claim", {"success": True})
 
     def interrupt() -> None:
         while not server.requests:
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_a_claim_that_waits_and_hands_its_episode_back(server: Scrip
             client.begin_episode()
         interrupting.join()
         held.set()
-    assert [body["episode_uuid"] for body in server.bodies("/abort_episode")] == ["late"]
+    assert keys(server, "/withdraw_claim") == keys(server, "/claim_episode")
 
 
 def test_a_forked_child_has_connections_of_its_own(server: ScriptedServer, client: SwarmClient) -> None:

@@ -286,23 +286,18 @@ def test_a_broken_task_source_ends_the_run_and_an_exit_its_task(client: SwarmCli
 
 
 def test_an_end_of_the_run_ends_begins_that_wait(server: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
-    withdrawn = threading.Event()
-
-    class Withdrawal(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            withdrawn.set()
-            return True
-
-    server.script("/claim_episode", not_yet(NO_EPISODES), Answer(claimed("late"), wait=withdrawn))
-    server.script("/withdraw_claim", Answer(wait=Withdrawal()))
-    server.script("/abort_episode", {"success": True})
+    held = threading.Event()
+    server.script("/claim_episode", not_yet(NO_EPISODES), Answer(claimed("late"), wait=held))
+    server.script("/withdraw_claim", {"success": True})
 
     def func(_: int) -> None:
         client.begin_episode()
 
     with SwarmClient(server.url, policy=QUICK, begin_timeout=1000.0) as client, pytest.raises(KeyboardInterrupt):
         client.run_episodes_until_all_complete(interrupted_after(server, claims=2), func, max_workers=2)
-    assert [body["episode_uuid"] for body in server.bodies("/abort_episode")] == ["late"]
+    held.set()
+    polled, [withdrawn] = server.bodies("/claim_episode"), server.bodies("/withdraw_claim")
+    assert {body["idempotency_key"] for body in polled} == {withdrawn["idempotency_key"]}
 
     server.script("/claim_episode", not_yet(NO_EPISODES))
     server.requests.clear()

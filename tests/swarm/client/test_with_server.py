@@ -137,6 +137,26 @@ async def test_a_claim_given_up_leaves_no_episode_behind(swarm: Swarm, client: A
     assert swarm.controller.pool.information().running_episodes == 0
 
 
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_claim_given_up_at_any_moment_leaves_no_episode_behind(swarm: Swarm, closes: bool) -> None:
+    """Before it is sent, while it is granted, or while its answer is on the way."""
+    swarm.roll()
+    for moment in range(30):
+        client = AsyncSwarmClient(swarm.url, token="secret", policy=QUICK)
+        claim = asyncio.ensure_future(client.claim_group(4, PATIENCE))
+        await asyncio.sleep(moment * 2e-4)
+        if not closes:
+            claim.cancel()
+        else:
+            await client.close()
+        [outcome] = await asyncio.gather(claim, return_exceptions=True)
+        await client.close()
+        running = swarm.controller.pool.information().running_episodes
+        assert running == (len(outcome) if isinstance(outcome, list) else 0)
+        for episode in outcome if isinstance(outcome, list) else ():
+            swarm.controller.pool.abort(client.client_uuid, episode.episode_uuid)
+
+
 async def test_waiting_for_one_of_several_states_and_for_weight_syncs(swarm: Swarm, client: AsyncSwarmClient) -> None:
     swarm.roll()
     synced = asyncio.Event()
