@@ -35,7 +35,7 @@ from gateway.takeover.incumbent import CHALLENGER, INCUMBENT, POSITION, SOURCE
 from gateway.takeover.shadow import Shadow, giving_way
 from gateway.takeover.sides import LONGEST_WAIT, Draw
 from gateway.types import AnyRequest, Caller, Decided, Incoming, LeftOut, Live, Outcome, Relayed
-from swarm.client.claiming import NO_EPISODE_NEEDED
+from swarm.client.calls import NO_EPISODE_NEEDED
 from swarm.errors import (
     FatalRequestError,
     NotFoundError,

@@ -31,7 +31,7 @@ from gateway.types import Decided, Incoming
 from reward_hooks import HookContext, PassThrough, Submission, UserRequest
 from reward_hooks.contract import default_task
 from swarm.client import EpisodeGroup
-from swarm.client.claiming import NO_EPISODE_NEEDED
+from swarm.client.calls import NO_EPISODE_NEEDED
 from swarm.errors import HookError, RequestError, SwarmGatewayError, UnavailableError
 from swarm.types import Task
 

@@ -26,7 +26,7 @@ from gateway.sessions.open_groups import OpenGroups
 from gateway.stats import Stats, SwarmStatus
 from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup, ThrottleSchedule
-from swarm.client.claiming import NO_EPISODE_NEEDED
+from swarm.client.calls import NO_EPISODE_NEEDED
 from swarm.client.wire import RetryPolicy
 from swarm.concurrency import Background
 from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
@@ -270,7 +270,7 @@ class Swarm:
                 ) from exc
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
-        """One claim. When it is cancelled, the client finishes its poll and gives the episodes back."""
+        """One claim. When it is cancelled, the client withdraws it."""
         claim = partial(
             self.client.claim_group,
             count,

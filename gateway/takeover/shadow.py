@@ -28,7 +28,7 @@ from gateway.stats import DropReason, Stats
 from gateway.takeover.incumbent import INCUMBENT, Overheard
 from gateway.takeover.sides import Draw, Sides, position_of
 from gateway.types import Incoming, LeftOut, Outcome, Prospect, stream_of
-from swarm.client.claiming import NO_EPISODE_NEEDED
+from swarm.client.calls import NO_EPISODE_NEEDED
 from swarm.errors import RequestError, SwarmGatewayError, UnavailableError, UpstreamError
 from swarm.evidence.pairs import MAX_NAME, Pair, Terms
 from swarm.evidence.stages import ServingStage

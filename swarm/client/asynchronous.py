@@ -10,22 +10,20 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
-from time import monotonic
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from pydantic import BaseModel
 
 from swarm.client import wire
-from swarm.client.calls import Calls
+from swarm.client.calls import Calls, Claimer
 from swarm.client.child import ServerChild
-from swarm.client.claiming import Claimer, Throttle, UserRun, current_run, note_ended
 from swarm.client.control import EngineSetup, start_engines
-from swarm.client.episodes import AsyncEpisode, AsyncGroup, each, run_each
+from swarm.client.episodes import AsyncEpisode, AsyncGroup, UserRun, current_run, each, run_each
 from swarm.client.remote_engine import RemoteEngine
+from swarm.client.throttling import Throttle
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
 from swarm.concurrency import Background
 from swarm.evidence.pairs import Pair
-from swarm.evidence.ratings import SideRating
 from swarm.http.client import HttpClient
 from swarm.importer import own_code
 from swarm.job import TrainJob
@@ -38,12 +36,6 @@ from swarm.protocol import (
     EndGroupRequest,
     EpisodeRequest,
     EpisodeType,
-    FollowedRoute,
-    FollowStagesRequest,
-    RecordPairRequest,
-    RecordRatingRequest,
-    StagesResponse,
-    SuccessResponse,
 )
 from swarm.types import Notes, Task, WorkflowOutput
 
@@ -67,6 +59,10 @@ def of(
         return method(part(self), *args, **kwargs)
 
     return forwarded
+
+
+def _calls(client: AsyncSwarmClient) -> Calls:
+    return client.calls
 
 
 def _engine(client: AsyncSwarmClient) -> RemoteEngine:
@@ -94,6 +90,7 @@ class AsyncSwarmClient:
         http: sends the requests, and is closed with this client; default: a client of its own.
 
     Attributes:
+        calls: sends all that this client asks.
         engine: reads and commands the engine.
         setup: reads and changes the engine's job and code.
 
@@ -115,25 +112,25 @@ class AsyncSwarmClient:
         code: str | None = None,
         http: HttpClient | None = None,
     ) -> None:
-        self._calls = Calls(server_url, token, client_uuid, request_timeout, policy, http)
-        self.engine = RemoteEngine(self._calls, boot_timeout)
-        self.setup = EngineSetup(self._calls, self.engine)
+        self.calls = Calls(server_url, token, client_uuid, request_timeout, policy, http)
+        self.engine = RemoteEngine(self.calls, boot_timeout)
+        self.setup = EngineSetup(self.calls, self.engine)
         self._begin_timeout = begin_timeout
         self._code = own_code() if code is None else code
         self._auto_start = auto_start_swarm_server
         self._child: ServerChild | None = None
         self._background = Background(CLOSE_GRACE, quiet=True)
-        self._claimer = Claimer(self._calls, self._background)
+        self._claimer = Claimer(self.calls, self._background)
 
     @property
     def client_uuid(self) -> str:
         """The name of this client at the server."""
-        return self._calls.client_uuid
+        return self.calls.client_uuid
 
     @property
     def server_url(self) -> str:
         """The address of the server."""
-        return self._calls.server_url
+        return self.calls.server_url
 
     @property
     def started_server(self) -> bool:
@@ -201,7 +198,7 @@ class AsyncSwarmClient:
         """Whether this client may still run the episode."""
         body = EpisodeRequest(client_uuid=self.client_uuid, episode_uuid=episode_uuid)
         call = wire.Call("POST", "/can_continue_episode", CanContinueResponse, body)
-        return (await self._calls.perform(call)).can_continue
+        return (await self.calls.perform(call)).can_continue
 
     async def claim_group(
         self,
@@ -269,35 +266,10 @@ class AsyncSwarmClient:
         body = wire.checked(request, {**ids, **fields})
         for output in outputs.values():
             wire.warn_of_left_out(output.log_metrics)
-        answer = await self._calls.perform(wire.Call("POST", path, EndedResponse, body))
-        note_ended(outputs)
+        answer = await self.calls.perform(wire.Call("POST", path, EndedResponse, body))
+        if (run := current_run.get()) is not None:
+            run.episodes.difference_update(outputs)
         return answer
-
-    async def record_pair(self, pair: Pair) -> None:
-        """Record what a challenger's group and an incumbent did with one request, where no end takes it along; a
-        repetition changes nothing. Raises as :meth:`end_group`."""
-        body = wire.checked(RecordPairRequest, {"client_uuid": self.client_uuid, "pair": pair})
-        await self._calls.perform(wire.Call("POST", "/record_pair", SuccessResponse, body))
-
-    async def record_rating(self, rating: SideRating) -> None:
-        """Record what a user said of one side's answer; a later rating of the answer replaces it. Raises as
-        :meth:`end_group`."""
-        body = wire.checked(RecordRatingRequest, {"client_uuid": self.client_uuid, "rating": rating})
-        await self._calls.perform(wire.Call("POST", "/record_rating", SuccessResponse, body))
-
-    async def follow_stages(
-        self, routes: Sequence[FollowedRoute], after_change: int | None, wait_seconds: float
-    ) -> StagesResponse:
-        """The stages once they have changed since ``after_change``, or after ``wait_seconds``; one attempt.
-
-        Raises:
-            UnavailableError: no server.
-            ConflictError: it has no job yet.
-        """
-        fields = {"client_uuid": self.client_uuid, "after_change": after_change, "wait_seconds": wait_seconds}
-        body = wire.checked(FollowStagesRequest, fields | {"routes": [route.model_dump() for route in routes]})
-        call = wire.Call("POST", "/follow_stages", StagesResponse, body, wait_seconds + wire.WAIT_GRACE)
-        return await self._calls.perform(call, deadline=monotonic() + wait_seconds)
 
     async def abort(self, episode_uuids: str | Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
         """Abort an episode or several. Never raises: if no server answers within seconds, or the caller is cancelled,
@@ -308,9 +280,10 @@ class AsyncSwarmClient:
             notes: kept and exported like those of an end.
         """
         uuids = [episode_uuids] if isinstance(episode_uuids, str) else list(episode_uuids)
-        note_ended(uuids)
+        if (run := current_run.get()) is not None:
+            run.episodes.difference_update(uuids)
         calls = [wire.abort_call(self.client_uuid, uuid, reason, notes) for uuid in uuids]
-        tasks = [self._background.start(self._calls.release(call)) for call in calls]
+        tasks = [self._background.start(self.calls.release(call)) for call in calls]
         if tasks:
             await asyncio.wait(tasks, timeout=ABORT_SECONDS)
 
@@ -386,7 +359,7 @@ class AsyncSwarmClient:
             ExceptionGroup: every task failed.
         """
 
-        return await run_each(self.run_tracked, each(tasks), func, max_workers, auto_retry, self._calls.policy)
+        return await run_each(self.run_tracked, each(tasks), func, max_workers, auto_retry, self.calls.policy)
 
     async def run_tracked(self, work: Awaitable[T]) -> T:
         """What ``work`` returns; episodes that it begins and does not end are aborted."""
@@ -400,7 +373,7 @@ class AsyncSwarmClient:
 
     # -- engine, and its setup
 
-    status = of(_engine, RemoteEngine.status)
+    status = of(_calls, Calls.status)
     get_engine_status = of(_engine, RemoteEngine.get_engine_status)
     get_global_step = of(_engine, RemoteEngine.get_global_step)
     get_rollout_stat = of(_engine, RemoteEngine.get_rollout_stat)
@@ -411,6 +384,9 @@ class AsyncSwarmClient:
     data_export = of(_engine, RemoteEngine.data_export)
     get_episode_buffer = of(_engine, RemoteEngine.get_episode_buffer)
     wait_for_state = of(_engine, RemoteEngine.wait_for_state)
+    record_pair = of(_engine, RemoteEngine.record_pair)
+    record_rating = of(_engine, RemoteEngine.record_rating)
+    follow_stages = of(_engine, RemoteEngine.follow_stages)
     agree_sync_weight = of(_engine, RemoteEngine.agree_sync_weight)
     start_engine = of(_engine, RemoteEngine.start_engine)
     stop_engine = of(_engine, RemoteEngine.stop_engine)
@@ -453,17 +429,17 @@ class AsyncSwarmClient:
         """End waiting claims and the watches, finish background aborts (up to a deadline), close the connections, and
         stop the server if this client started it."""
         async with self._background:
-            self._calls.begin_close()
+            self.calls.begin_close()
             await self._claimer.give_up()
             await self.engine.end_watches()
-        await self._calls.close()
+        await self.calls.close()
         child, self._child = self._child, None
         if child is not None:
             await asyncio.to_thread(child.stop)
 
     async def __aenter__(self) -> Self:
         if self._auto_start and self._child is None:
-            self._child = await ServerChild.ensure(self._calls.server_url, self._calls.token)
+            self._child = await ServerChild.ensure(self.calls.server_url, self.calls.token)
         return self
 
     async def __aexit__(self, *_: object) -> None:

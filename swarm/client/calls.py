@@ -1,7 +1,9 @@
-"""Calls of one client: each is retried until it is answered.
+"""Calls of one client: each is retried until it is answered, and a claim is polled until it is granted.
 
 Invariant: every call ends by its deadline, and none begins once the client is being closed, except for releases: calls
-that let go of what the server holds for this client.
+that let go of what the server holds for this client. All polls and retries of a claim carry one idempotency key, so a
+claim whose answer was lost gets the episodes that were granted to it, and no others. A claim that nobody waits for any
+more is withdrawn, with what it was granted.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -18,15 +21,37 @@ from urllib.parse import urlencode
 from pydantic import BaseModel
 
 from swarm.client import wire
+from swarm.client.throttling import Throttle, ThrottleSchedule, as_policy
 from swarm.client.wire import Outcome, RetryPolicy, may_retry
+from swarm.concurrency import Background, Interruptible, Signal
 from swarm.errors import StateError, SwarmGatewayError, UnavailableError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
-from swarm.protocol import SuccessResponse
+from swarm.protocol import (
+    BATCH_WAITS,
+    LONG_POLL,
+    MAX_SECONDS,
+    NO_EPISODES,
+    POST_ROLLING,
+    SYNCING,
+    THROTTLED,
+    TRAINED_OUT,
+    TRAINER_AWAY,
+    TRAINING_WAITS,
+    ClaimEpisodeRequest,
+    ClaimEpisodeResponse,
+    ClaimGroupRequest,
+    ClaimGroupResponse,
+    SuccessResponse,
+    WithdrawClaimRequest,
+)
+from swarm.states import EngineState
+from swarm.status import ServerStatus
 
 logger = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
+ClaimAnswer = ClaimEpisodeResponse | ClaimGroupResponse
 #: Lets go of what the server holds for this client.
 ReleaseCall = wire.Call[SuccessResponse]
 
@@ -36,6 +61,30 @@ RELEASE_POLICY = RetryPolicy(attempts=1000, total=300.0)
 MOST_RELEASES = 16
 #: Failures of one call, some seconds after the first, upon which the log says that it is repeated.
 _SILENT_AFTER = 5
+#: A claim gives up early when the engine has been OFFLINE this long: nothing will come by itself.
+OFFLINE_GRACE = 5.0
+#: An episode may last this many idle timeouts, unless the caller sets ``max_episode_seconds``.
+LIFE = 8.0
+
+#: The first phrase that is found counts: a throttled claim is without an episode, too.
+_PHRASE_CODES = {
+    BATCH_WAITS: "batch_waits",
+    TRAINING_WAITS: "batch_waits",
+    TRAINED_OUT: "batch_waits",
+    TRAINER_AWAY: "trainer_away",
+    SYNCING: "engine_syncing",
+    POST_ROLLING: "engine_post_rolling",
+    THROTTLED: "throttled",
+    NO_EPISODES: "no_episodes",
+}
+#: While vLLM serves, but no train episode is needed, or none of this client.
+NO_EPISODE_NEEDED = frozenset({"batch_waits", "trainer_away", "throttled"})
+_STATE_CODES = {
+    EngineState.OFFLINE: "engine_offline",
+    EngineState.BOOTING: "engine_booting",
+    EngineState.WEIGHT_SYNCING: "engine_syncing",
+    EngineState.ROLLING_POST: "engine_post_rolling",
+}
 
 
 class UnsentError(UnavailableError):
@@ -137,6 +186,16 @@ class Calls:
                 await (asyncio.sleep if while_closing else self.pause)(pause)
             on_retry()
 
+    async def status(self, *, episodes: int = 100, steps: int = 1000) -> ServerStatus:
+        """Everything that the server reports about itself, with at most so many of the running ``episodes`` and of the
+        latest ``steps``; without steps there are no evaluations.
+
+        Raises:
+            UnavailableError: no server within the policy's bound.
+        """
+        query = {"episodes": episodes, "steps": steps}
+        return await self.perform(wire.Call("GET", "/status", ServerStatus, query=query))
+
     async def release(self, call: ReleaseCall) -> None:
         """Release what the server holds for this client; repeated until a server answers. Never raises: a server that
         refuses holds nothing (logged)."""
@@ -195,3 +254,130 @@ class Calls:
             f"{outcome}); start one with `swarm-gateway {start}` or check the address",
             code="server_unreachable",
         )
+
+
+class OpenClaims:
+    """Claims that wait, until somebody ends them; those that begin later end at once."""
+
+    def __init__(self) -> None:
+        self._waiting: set[Interruptible] = set()
+        self._left = Signal()
+        self._error: Callable[[], SwarmGatewayError] | None = None
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """The block waits for a claim, and raises the error of :meth:`end`."""
+        if self._error is not None:
+            raise self._error()
+        with Interruptible() as claim:
+            self._waiting.add(claim)
+            try:
+                yield
+            finally:
+                self._waiting.discard(claim)
+                self._left.notify()
+
+    def end(self, error: Callable[[], SwarmGatewayError]) -> None:
+        """End all, each with an ``error`` of its own."""
+        self._error = error
+        for claim in tuple(self._waiting):
+            claim.interrupt(error())
+
+    async def over(self) -> None:
+        """Return once none waits."""
+        await self._left.until(lambda: not self._waiting)
+
+
+class Claimer:
+    """Claims episodes for one client.
+
+    Args:
+        calls: the client's.
+        background: for withdrawals.
+    """
+
+    def __init__(self, calls: Calls, background: Background) -> None:
+        self._calls = calls
+        self._background = background
+        self._claims = OpenClaims()
+        #: why claims waited at the last answer; empty: they did not
+        self._waits_for = ""
+
+    async def give_up(self) -> None:
+        """End the claims that wait, with :class:`StateError`: the client is being closed."""
+        self._claims.end(lambda: StateError("this client is closed"))
+        # their withdrawals begin before the connections are closed
+        await self._claims.over()
+
+    async def claim(
+        self, wanted: ClaimEpisodeRequest, wait_seconds: float, throttle: Throttle | None
+    ) -> wire.EpisodeGroup:
+        """Claim what is ``wanted`` within ``wait_seconds``. With the key of an earlier claim it gets the episodes of
+        that one.
+
+        Raises:
+            UnavailableError: none in time; ``code`` says why.
+            RequestError: the server refuses the request itself.
+            StateError: the client is closed.
+        """
+        calls = self._calls
+        deadline = monotonic() + wait_seconds
+        life = wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
+        key = wanted.idempotency_key or uuid.uuid4().hex
+        throttle = throttle and as_policy(throttle)
+        offline_since: float | None = None
+        early = 0
+        while True:
+            policy = throttle
+            if isinstance(policy, ThrottleSchedule):
+                policy = policy.at((await calls.perform(wire.ENGINE_STATUS, deadline=deadline)).global_step)
+            began = monotonic()
+            poll = min(LONG_POLL, max(0.0, deadline - began))
+            of_now = {"throttle_policy": policy, "wait_seconds": poll}
+            body = wanted.model_copy(update={"idempotency_key": key, "max_episode_seconds": life, **of_now})
+            answer = await self._poll(body, deadline, withdraws=wanted.idempotency_key is None)
+            if answer.success:
+                self._waits_for = ""
+                return wire.episodes_of(answer, calls.server_url)
+            code = await self._code_of(answer.fail_cause, deadline)
+            if code != self._waits_for:
+                # of many claims that wait for one thing, one line
+                logger.info("waiting for episodes of %s: %s", calls.server_url, answer.fail_cause or code)
+                self._waits_for = code
+            now = monotonic()
+            offline_since = (offline_since or began) if code == "engine_offline" else None
+            offline = now - offline_since if offline_since is not None else -1.0
+            refused = wanted.unless_batch_waits and code in NO_EPISODE_NEEDED
+            if now >= deadline or offline >= OFFLINE_GRACE or refused:
+                what = f"{wanted.count} episodes" if isinstance(wanted, ClaimGroupRequest) else "an episode"
+                within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wait_seconds:g} s"
+                raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
+            early = early + 1 if now - began < poll / 2 else 0
+            await calls.pause_between_polls(early, deadline - now)
+
+    async def _poll(self, body: ClaimEpisodeRequest, deadline: float, *, withdraws: bool) -> ClaimAnswer:
+        """One poll. Where it ends without an answer, the server may be granting just now. So the claim is withdrawn,
+        which hands back what it is granted; ``withdraws``: unless its caller has its key, and may repeat it."""
+        timeout = body.wait_seconds + wire.WAIT_GRACE
+        call: wire.Call[ClaimAnswer] = wire.Call("POST", "/claim_episode", ClaimEpisodeResponse, body, timeout)
+        if isinstance(body, ClaimGroupRequest):
+            call = wire.Call("POST", "/claim_group", ClaimGroupResponse, body, timeout)
+        try:
+            with self._claims.waiting():
+                return await self._calls.perform(call, deadline=deadline)
+        except UnsentError:
+            raise
+        except (asyncio.CancelledError, StateError, UnavailableError):
+            if withdraws:
+                names = {"client_uuid": body.client_uuid, "idempotency_key": body.idempotency_key}
+                request = WithdrawClaimRequest.model_validate(names)
+                withdrawal = wire.Call("POST", "/withdraw_claim", SuccessResponse, request)
+                self._background.start(self._calls.release(withdrawal))
+            raise
+
+    async def _code_of(self, cause: str, deadline: float) -> str:
+        for phrase, code in _PHRASE_CODES.items():
+            if phrase in cause:
+                return code
+        status = await self._calls.perform(wire.ENGINE_STATUS, deadline=deadline)
+        return _STATE_CODES.get(status.engine_status, "not_ready")

@@ -116,7 +116,7 @@ class EngineSetup:
             UnavailableError: no server, or not ROLLING within ``boot_timeout``.
         """
         deadline = monotonic() + self._engine.boot_timeout
-        status = await self._engine.status()
+        status = await self._calls.status()
         if force_restart and status.engine.engine_status is not EngineState.OFFLINE:
             await self._engine.stop_engine()
             status = await self._engine.wait_for_state(EngineState.OFFLINE, wait_seconds=deadline - monotonic())
@@ -126,7 +126,7 @@ class EngineSetup:
                 await self._engine.start_engine(wait=False)
             except RequestError:
                 # another client may have started it meanwhile
-                status = await self._engine.status()
+                status = await self._calls.status()
                 if status.engine.engine_status is EngineState.OFFLINE:
                     raise
         if status.engine.engine_status is not EngineState.OFFLINE:
@@ -336,15 +336,15 @@ class EngineSetup:
 
     async def _changed(self, call: wire.Call[wire.AnswerT], force_restart: bool) -> wire.AnswerT:
         """The answer to a change; if the server died in the middle of a restart, the engine is started here."""
-        ran = force_restart and (await self._engine.status()).engine.engine_status is not EngineState.OFFLINE
+        ran = force_restart and (await self._calls.status()).engine.engine_status is not EngineState.OFFLINE
         retries: list[None] = []
         answer = await self._calls.perform(call, on_retry=lambda: retries.append(None))
-        if ran and retries and (await self._engine.status()).engine.engine_status is EngineState.OFFLINE:
+        if ran and retries and (await self._calls.status()).engine.engine_status is EngineState.OFFLINE:
             try:
                 await self._engine.start_engine(wait=False)
             except ConflictError:
                 # whoever watches over the engine may have started it first
-                if (await self._engine.status()).engine.engine_status is EngineState.OFFLINE:
+                if (await self._calls.status()).engine.engine_status is EngineState.OFFLINE:
                     raise
             if isinstance(answer, SyncTrainCodeResponse | SyncTrainConfigResponse):
                 return answer.model_copy(update={"restarted": True})

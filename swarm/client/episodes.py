@@ -9,10 +9,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import TypeVar
 
+from swarm.client.calls import OpenClaims
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
-from swarm.errors import AuthenticationError, ConfigError, RequestError, StateError
+from swarm.errors import AuthenticationError, ConfigError, RequestError, StateError, UnavailableError
 from swarm.types import Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,29 @@ ResultT = TypeVar("ResultT")
 _DEFAULT_ATTEMPTS = 3
 #: A retry cannot help against these.
 _FINAL = (ConfigError, AuthenticationError)
+
+
+class UserRun:
+    """User code under way: the episodes of ``client`` that it has begun and not ended, and its claims, at whichever
+    client.
+
+    A context variable names the run, so each thread and task has its own, and a call that a thread makes on the event
+    loop counts for the thread's run.
+    """
+
+    def __init__(self, client: object) -> None:
+        self.client = client
+        self.loop = asyncio.get_running_loop()
+        self.episodes: set[str] = set()
+        self.claims = OpenClaims()
+
+    def stop(self) -> None:
+        """End its claims with the code ``run_stopped``."""
+        stopped = "the run that this episode is part of is being stopped"
+        self.claims.end(lambda: UnavailableError(stopped, code="run_stopped"))
+
+
+current_run: ContextVar[UserRun | None] = ContextVar("run", default=None)
 
 
 class AllFailedError(ExceptionGroup[Exception]):

@@ -21,7 +21,7 @@ from anyio import CapacityLimiter, to_thread
 from anyio.from_thread import BlockingPortalProvider
 
 from swarm.client.asynchronous import AsyncSwarmClient
-from swarm.client.claiming import current_run
+from swarm.client.episodes import current_run
 from swarm.errors import StateError
 
 P = ParamSpec("P")

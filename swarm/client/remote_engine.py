@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import TextIO
@@ -21,8 +21,20 @@ from swarm.client.calls import Calls
 from swarm.concurrency import end_tasks
 from swarm.control_protocol import StartEngineResponse
 from swarm.errors import ConflictError, EngineError, SwarmGatewayError, UnavailableError
+from swarm.evidence.pairs import Pair
+from swarm.evidence.ratings import SideRating
 from swarm.judged_groups import JudgedGroups
-from swarm.protocol import LONG_POLL, AgreeSyncWeightRequest, BoolResponse
+from swarm.protocol import (
+    LONG_POLL,
+    AgreeSyncWeightRequest,
+    BoolResponse,
+    FollowedRoute,
+    FollowStagesRequest,
+    RecordPairRequest,
+    RecordRatingRequest,
+    StagesResponse,
+    SuccessResponse,
+)
 from swarm.states import EngineState
 from swarm.status import BufferedEpisode, EngineStatus, EpisodeBufferResponse, PoolInformation, ServerStatus
 from swarm.subjects import DataReport, Subject
@@ -75,16 +87,6 @@ class RemoteEngine:
         """The episodes that run now."""
         return (await self._calls.perform(wire.Call("POST", "/get_episode_buffer", EpisodeBufferResponse))).buffer
 
-    async def status(self, *, episodes: int = 100, steps: int = 1000) -> ServerStatus:
-        """Everything that the server reports about itself, with at most so many of the running ``episodes`` and of the
-        latest ``steps``; without steps there are no evaluations.
-
-        Raises:
-            UnavailableError: no server within the policy's bound.
-        """
-        query = {"episodes": episodes, "steps": steps}
-        return await self._calls.perform(wire.Call("GET", "/status", ServerStatus, query=query))
-
     async def judged_groups(self, **query: str | float | bool) -> JudgedGroups:
         """The latest groups and what became of them; ``query`` as of ``GET /judged_groups``. Needs the admin scope."""
         sent = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in query.items()}
@@ -107,6 +109,32 @@ class RemoteEngine:
     async def _data(self, method: str, what: str, answer: type[wire.AnswerT], subject: Subject) -> wire.AnswerT:
         query = dict[str, str | int | float](subject.names())
         return await self._calls.perform(wire.Call(method, f"/data/{what}", answer, timeout=_DATA_SECONDS, query=query))
+
+    async def record_pair(self, pair: Pair) -> None:
+        """Record what a challenger's group and an incumbent did with one request, where no end takes it along; a
+        repetition changes nothing. Raises as :meth:`swarm.client.AsyncSwarmClient.end_group`."""
+        body = wire.checked(RecordPairRequest, {"client_uuid": self._calls.client_uuid, "pair": pair})
+        await self._calls.perform(wire.Call("POST", "/record_pair", SuccessResponse, body))
+
+    async def record_rating(self, rating: SideRating) -> None:
+        """Record what a user said of one side's answer; a later rating of the answer replaces it. Raises as
+        :meth:`record_pair`."""
+        body = wire.checked(RecordRatingRequest, {"client_uuid": self._calls.client_uuid, "rating": rating})
+        await self._calls.perform(wire.Call("POST", "/record_rating", SuccessResponse, body))
+
+    async def follow_stages(
+        self, routes: Sequence[FollowedRoute], after_change: int | None, wait_seconds: float
+    ) -> StagesResponse:
+        """The stages once they have changed since ``after_change``, or after ``wait_seconds``; one attempt.
+
+        Raises:
+            UnavailableError: no server.
+            ConflictError: it has no job yet.
+        """
+        fields = {"client_uuid": self._calls.client_uuid, "after_change": after_change, "wait_seconds": wait_seconds}
+        body = wire.checked(FollowStagesRequest, fields | {"routes": [route.model_dump() for route in routes]})
+        call = wire.Call("POST", "/follow_stages", StagesResponse, body, wait_seconds + wire.WAIT_GRACE)
+        return await self._calls.perform(call, deadline=monotonic() + wait_seconds)
 
     async def wait_for_state(self, *states: EngineState, wait_seconds: float) -> ServerStatus:
         """Wait until the engine is in one of ``states``; one that lasts less than a round trip may be missed. A server
@@ -177,7 +205,7 @@ class RemoteEngine:
             pid = (await self._calls.perform(call, on_retry=lambda: retries.append(None))).pid
         except ConflictError:
             # if the answer to a start was lost, its retry finds the engine that it started
-            status = await self.status() if retries else None
+            status = await self._calls.status() if retries else None
             if status is None or status.engine.engine_status is EngineState.OFFLINE:
                 raise
             pid = status.engine_pid

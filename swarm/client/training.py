@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import contextmanager
 
 from swarm.client.asynchronous import AsyncSwarmClient
-from swarm.client.claiming import Throttle
 from swarm.client.episodes import each
 from swarm.client.portal import BlockingCall, each_in_thread, in_thread
 from swarm.client.sync import SwarmClient
+from swarm.client.throttling import Throttle
 from swarm.client.training_options import Progress, TrainOptions, TrainReport
 from swarm.client.training_run import DatasetTraining, Execute
 from swarm.client.wire import EpisodeEndpoint

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from swarm.client.claiming import Throttle
+from swarm.client.throttling import Throttle
 from swarm.types import Model, Task
 
 

@@ -17,9 +17,9 @@ from statistics import fmean
 from typing import TypeVar
 
 from swarm.client.asynchronous import AsyncSwarmClient
-from swarm.client.claiming import as_policy
 from swarm.client.episodes import AllFailedError, attempts_of, own_errors, sweep, with_retries
 from swarm.client.portal import each_in_thread
+from swarm.client.throttling import as_policy
 from swarm.client.training_options import EvaluationReport, Progress, TrainOptions, TrainReport
 from swarm.client.wire import EpisodeEndpoint, RetryPolicy
 from swarm.errors import ConfigError, ConflictError, UnavailableError

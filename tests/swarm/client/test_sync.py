@@ -111,7 +111,7 @@ def test_begin_ends_at_its_bound(server: ScriptedServer) -> None:
 def test_begin_does_not_wait_for_an_offline_engine(
     server: ScriptedServer, client: SwarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.client.claiming.OFFLINE_GRACE", 0.0)
+    monkeypatch.setattr("swarm.client.calls.OFFLINE_GRACE", 0.0)
     server.script("/claim_episode", not_yet("Engine is offline (crashed)"))
     server.script("/get_engine_status", engine(EngineState.OFFLINE))
     with pytest.raises(UnavailableError, match="crashed") as caught:
