@@ -262,7 +262,7 @@ class OpenClaims:
     def __init__(self) -> None:
         self._waiting: set[Interruptible] = set()
         self._left = Signal()
-        self._error: Callable[[], SwarmGatewayError] | None = None
+        self._error: Callable[[], Exception] | None = None
 
     @contextmanager
     def waiting(self) -> Generator[None]:
@@ -277,7 +277,7 @@ class OpenClaims:
                 self._waiting.discard(claim)
                 self._left.notify()
 
-    def end(self, error: Callable[[], SwarmGatewayError]) -> None:
+    def end(self, error: Callable[[], Exception]) -> None:
         """End all, each with an ``error`` of its own."""
         self._error = error
         for claim in tuple(self._waiting):

@@ -12,11 +12,12 @@ import logging
 import random
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from statistics import fmean
 from typing import TypeVar
 
 from swarm.client.asynchronous import AsyncSwarmClient
+from swarm.client.calls import OpenClaims
 from swarm.client.episodes import AllFailedError, attempts_of, own_errors, sweep, with_retries
 from swarm.client.portal import each_in_thread
 from swarm.client.throttling import as_policy
@@ -44,6 +45,10 @@ Execute = Callable[[Task, EpisodeEndpoint], Awaitable[WorkflowOutput]]
 #: States in which no step is computed.
 _AT_REST = (EngineState.ROLLING, EngineState.BOOTING, EngineState.OFFLINE)
 _AWAY = (EngineState.BOOTING, EngineState.OFFLINE)
+
+
+class _TakenBackError(Exception):
+    """A claim is not to wait any more."""
 
 
 class DatasetTraining:
@@ -79,7 +84,7 @@ class DatasetTraining:
         self._open, self._served = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._served.set()
-        self._claiming: set[asyncio.Task[Sequence[EpisodeEndpoint]]] = set()
+        self._claims = OpenClaims()
         self._evaluated = -1
         self._evaluating: asyncio.Task[None] | None = None
         #: the step of the evaluation that runs
@@ -214,24 +219,15 @@ class DatasetTraining:
                 return [(await self._client.begin_episode(throttle_policy=throttle))[1]]
             return await self._client.claim_group(count, None, throttle_policy=throttle)
 
-        current = asyncio.current_task()
-        assert current is not None
         while True:
             while not self._open.is_set():
                 # it may be closed again before this goes on
                 await self._open.wait()
             if self._stopping:
                 raise asyncio.CancelledError
-            claiming = asyncio.create_task(self._answered(claim))
-            self._claiming.add(claiming)
-            try:
-                return await claiming
-            except asyncio.CancelledError:
-                # what was taken back for an evaluation is claimed again behind it
-                if self._stopping or current.cancelling():
-                    raise
-            finally:
-                self._claiming.discard(claiming)
+            # what is taken back for an evaluation is claimed again behind it
+            with suppress(_TakenBackError), self._claims.waiting():
+                return await self._answered(claim)
 
     async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
         """What ``call`` gets, made again while no server answers: that is no fault of the task, which has few tries."""
@@ -381,13 +377,12 @@ class DatasetTraining:
     def _close(self) -> None:
         """Begin no train episodes for now, and take back the claims that wait."""
         self._open.clear()
-        for claiming in self._claiming:
-            claiming.cancel()
+        self._claims.end(_TakenBackError)
+        self._claims = OpenClaims()
 
     def _stop(self) -> None:
         """Begin no more episodes, and give up the claims that wait."""
         self._stopping = True
         self._open.set()
         self._served.set()
-        for claiming in self._claiming:
-            claiming.cancel()
+        self._claims.end(_TakenBackError)
