@@ -15,19 +15,19 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 from pydantic import BaseModel
 
 from swarm.client import wire
-from swarm.client.calls import Calls, Claimer
+from swarm.client.calls import Calls
 from swarm.client.child import ServerChild
 from swarm.client.control import EngineSetup, start_engines
 from swarm.client.episodes import AsyncEpisode, AsyncGroup, UserRun, current_run, each, run_each
 from swarm.client.remote_engine import RemoteEngine
 from swarm.client.throttling import Throttle
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
-from swarm.concurrency import Background
 from swarm.evidence.pairs import Pair
 from swarm.http.client import HttpClient
 from swarm.importer import own_code
 from swarm.job import TrainJob
 from swarm.protocol import (
+    AbortEpisodeRequest,
     CanContinueResponse,
     ClaimEpisodeRequest,
     ClaimGroupRequest,
@@ -36,6 +36,7 @@ from swarm.protocol import (
     EndGroupRequest,
     EpisodeRequest,
     EpisodeType,
+    SuccessResponse,
 )
 from swarm.types import Notes, Task, WorkflowOutput
 
@@ -44,9 +45,8 @@ T = TypeVar("T")
 PartT = TypeVar("PartT")
 ItemT = TypeVar("ItemT")
 
-#: Seconds that ``abort`` waits for the server, and ``close`` for aborts still under way.
+#: Seconds that ``abort`` waits for the server.
 ABORT_SECONDS = 2.0
-CLOSE_GRACE = 5.0
 
 
 def of(
@@ -119,8 +119,6 @@ class AsyncSwarmClient:
         self._code = own_code() if code is None else code
         self._auto_start = auto_start_swarm_server
         self._child: ServerChild | None = None
-        self._background = Background(CLOSE_GRACE, quiet=True)
-        self._claimer = Claimer(self.calls, self._background)
 
     @property
     def client_uuid(self) -> str:
@@ -282,8 +280,12 @@ class AsyncSwarmClient:
         uuids = [episode_uuids] if isinstance(episode_uuids, str) else list(episode_uuids)
         if (run := current_run.get()) is not None:
             run.episodes.difference_update(uuids)
-        calls = [wire.abort_call(self.client_uuid, uuid, reason, notes) for uuid in uuids]
-        tasks = [self._background.start(self.calls.release(call)) for call in calls]
+        bodies = [
+            AbortEpisodeRequest(client_uuid=self.client_uuid, episode_uuid=uuid, reason=reason, notes=notes)
+            for uuid in uuids
+        ]
+        calls = [wire.Call("POST", "/abort_episode", SuccessResponse, body) for body in bodies]
+        tasks = [self.calls.release(call) for call in calls]
         if tasks:
             await asyncio.wait(tasks, timeout=ABORT_SECONDS)
 
@@ -428,11 +430,7 @@ class AsyncSwarmClient:
     async def close(self) -> None:
         """End waiting claims and the watches, finish background aborts (up to a deadline), close the connections, and
         stop the server if this client started it."""
-        async with self._background:
-            self.calls.begin_close()
-            await self._claimer.give_up()
-            await self.engine.end_watches()
-        await self.calls.close()
+        await self.calls.close(self.engine.watches)
         child, self._child = self._child, None
         if child is not None:
             await asyncio.to_thread(child.stop)
@@ -448,9 +446,9 @@ class AsyncSwarmClient:
     async def _claim(self, wanted: ClaimEpisodeRequest, wait_seconds: float, throttle: Throttle | None) -> EpisodeGroup:
         run = current_run.get()
         if run is None or run.loop is not asyncio.get_running_loop():
-            return await self._claimer.claim(wanted, wait_seconds, throttle)
+            return await self.calls.claim(wanted, wait_seconds, throttle)
         with run.claims.waiting():
-            episodes = await self._claimer.claim(wanted, wait_seconds, throttle)
+            episodes = await self.calls.claim(wanted, wait_seconds, throttle)
         if run.client is self:
             run.episodes.update(episodes.episode_uuids)
         return episodes

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from swarm.client import wire
 from swarm.client.throttling import Throttle, ThrottleSchedule, as_policy
 from swarm.client.wire import Outcome, RetryPolicy, may_retry
-from swarm.concurrency import Background, Interruptible, Signal
+from swarm.concurrency import Background, Interruptible, Signal, end_tasks
 from swarm.errors import StateError, SwarmGatewayError, UnavailableError
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
 from swarm.protocol import (
@@ -57,6 +57,8 @@ ReleaseCall = wire.Call[SuccessResponse]
 
 #: Nobody waits for a release; after as long as this, the idle timeout of an episode has done the same.
 RELEASE_POLICY = RetryPolicy(attempts=1000, total=300.0)
+#: Seconds that a close waits for releases under way.
+CLOSE_GRACE = 5.0
 #: Releases under way at once: of a server that does not answer, others wait for their turn.
 MOST_RELEASES = 16
 #: Failures of one call, some seconds after the first, upon which the log says that it is repeated.
@@ -87,8 +89,43 @@ _STATE_CODES = {
 }
 
 
+_CLOSED = "this client is closed"
+
+
 class UnsentError(UnavailableError):
     """No try reached a server: the call had no effect."""
+
+
+class OpenClaims:
+    """Claims that wait, until somebody ends them; those that begin later end at once."""
+
+    def __init__(self) -> None:
+        self._waiting: set[Interruptible] = set()
+        self._left = Signal()
+        self._error: Callable[[], Exception] | None = None
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """The block waits for a claim, and raises the error of :meth:`end`."""
+        if self._error is not None:
+            raise self._error()
+        with Interruptible() as claim:
+            self._waiting.add(claim)
+            try:
+                yield
+            finally:
+                self._waiting.discard(claim)
+                self._left.notify()
+
+    def end(self, error: Callable[[], Exception]) -> None:
+        """End all, each with an ``error`` of its own."""
+        self._error = error
+        for claim in tuple(self._waiting):
+            claim.interrupt(error())
+
+    async def over(self) -> None:
+        """Return once none waits."""
+        await self._left.until(lambda: not self._waiting)
 
 
 class Calls:
@@ -116,22 +153,23 @@ class Calls:
         self._http = http or HttpClient()
         self._closing = asyncio.Event()
         self._closed = False
+        self._background = Background(CLOSE_GRACE, quiet=True)
         self._releasing = asyncio.Semaphore(MOST_RELEASES)
+        self._claims = OpenClaims()
+        #: why claims waited at the last answer; empty: they did not
+        self._waits_for = ""
         #: whether the log says that no server answers, since one did
         self._is_silent = False
 
-    @property
-    def closing(self) -> bool:
-        """Whether the client is being closed, or is closed."""
-        return self._closing.is_set()
-
-    def begin_close(self) -> None:
-        """Begin no more calls but releases, and end the pauses between tries with :class:`StateError`."""
-        self._closing.set()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        self._closing.set()
+    async def close(self, watches: Iterable[asyncio.Task[None]]) -> None:
+        """End the claims that wait, the pauses between tries, both with :class:`StateError`, and ``watches``; finish
+        releases, up to a deadline, and close the connections."""
+        async with self._background:
+            self._closing.set()
+            self._claims.end(lambda: StateError(_CLOSED))
+            # their withdrawals begin before the connections are closed
+            await self._claims.over()
+            await end_tasks(*watches)
         self._closed = True
         await self._http.close()
 
@@ -157,8 +195,8 @@ class Calls:
         failures = 0
         reached = False
         while True:
-            if self._closed or (self.closing and not while_closing):
-                raise StateError("this client is closed")
+            if self._closed or (self._closing.is_set() and not while_closing):
+                raise StateError(_CLOSED)
             outcome = await self._send(call)
             if isinstance(outcome, Answer) and not may_retry(outcome):
                 self._is_silent = False
@@ -196,17 +234,55 @@ class Calls:
         query = {"episodes": episodes, "steps": steps}
         return await self.perform(wire.Call("GET", "/status", ServerStatus, query=query))
 
-    async def release(self, call: ReleaseCall) -> None:
-        """Release what the server holds for this client; repeated until a server answers. Never raises: a server that
-        refuses holds nothing (logged)."""
-        try:
-            async with asyncio.timeout(RELEASE_POLICY.total), self._releasing:
-                await self.perform(call, policy=RELEASE_POLICY, while_closing=True)
-        except StateError:
-            pass
-        except (SwarmGatewayError, TimeoutError) as exc:
-            why = exc if isinstance(exc, SwarmGatewayError) else f"no answer within {RELEASE_POLICY.total:.0f} s"
-            logger.warning("%s failed; what it names falls to its idle timeout: %s", call.path, why)
+    async def claim(
+        self, wanted: ClaimEpisodeRequest, wait_seconds: float, throttle: Throttle | None
+    ) -> wire.EpisodeGroup:
+        """Claim what is ``wanted`` within ``wait_seconds``. With the key of an earlier claim it gets the episodes of
+        that one.
+
+        Raises:
+            UnavailableError: none in time; ``code`` says why.
+            RequestError: the server refuses the request itself.
+            StateError: the client is closed.
+        """
+        deadline = monotonic() + wait_seconds
+        life = wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
+        key = wanted.idempotency_key or uuid.uuid4().hex
+        throttle = None if throttle is None else as_policy(throttle)
+        offline_since: float | None = None
+        early = 0
+        while True:
+            policy = throttle
+            if isinstance(policy, ThrottleSchedule):
+                policy = policy.at((await self.perform(wire.ENGINE_STATUS, deadline=deadline)).global_step)
+            began = monotonic()
+            poll = min(LONG_POLL, max(0.0, deadline - began))
+            of_now = {"throttle_policy": policy, "wait_seconds": poll}
+            body = wanted.model_copy(update={"idempotency_key": key, "max_episode_seconds": life, **of_now})
+            answer = await self._poll(body, deadline, withdraws=wanted.idempotency_key is None)
+            if answer.success:
+                self._waits_for = ""
+                return wire.episodes_of(answer, self.server_url)
+            code = await self._code_of(answer.fail_cause, deadline)
+            if code != self._waits_for:
+                # of many claims that wait for one thing, one line
+                logger.info("waiting for episodes of %s: %s", self.server_url, answer.fail_cause or code)
+                self._waits_for = code
+            now = monotonic()
+            offline_since = (offline_since or began) if code == "engine_offline" else None
+            offline = now - offline_since if offline_since is not None else -1.0
+            refused = wanted.unless_batch_waits and code in NO_EPISODE_NEEDED
+            if now >= deadline or offline >= OFFLINE_GRACE or refused:
+                what = f"{wanted.count} episodes" if isinstance(wanted, ClaimGroupRequest) else "an episode"
+                within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wait_seconds:g} s"
+                raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
+            early = early + 1 if now - began < poll / 2 else 0
+            await self.pause_between_polls(early, deadline - now)
+
+    def release(self, call: ReleaseCall) -> asyncio.Task[None]:
+        """Release what the server holds for this client, in the background; repeated until a server answers. The task
+        never fails: a server that refuses holds nothing (logged)."""
+        return self._background.start(self._release(call))
 
     async def pause(self, seconds: float) -> None:
         """Wait.
@@ -219,7 +295,7 @@ class Calls:
                 await self._closing.wait()
         except TimeoutError:
             return
-        raise StateError("this client is closed")
+        raise StateError(_CLOSED)
 
     async def pause_between_polls(self, early: int, remaining: float) -> None:
         """Wait after ``early`` long polls in a row that were answered before their time, at most ``remaining`` seconds.
@@ -228,6 +304,42 @@ class Calls:
         """
         if early:
             await self.pause(max(0.0, min(self.policy.delay(min(early, 4)), remaining)))
+
+    async def _poll(self, body: ClaimEpisodeRequest, deadline: float, *, withdraws: bool) -> ClaimAnswer:
+        """One poll. Where it ends without an answer, the server may be granting just now. So the claim is withdrawn,
+        which hands back what it is granted; ``withdraws``: unless its caller has its key, and may repeat it."""
+        timeout = body.wait_seconds + wire.WAIT_GRACE
+        call: wire.Call[ClaimAnswer] = wire.Call("POST", "/claim_episode", ClaimEpisodeResponse, body, timeout)
+        if isinstance(body, ClaimGroupRequest):
+            call = wire.Call("POST", "/claim_group", ClaimGroupResponse, body, timeout)
+        try:
+            with self._claims.waiting():
+                return await self.perform(call, deadline=deadline)
+        except UnsentError:
+            raise
+        except (asyncio.CancelledError, StateError, UnavailableError):
+            if withdraws:
+                names = {"client_uuid": body.client_uuid, "idempotency_key": body.idempotency_key}
+                request = WithdrawClaimRequest.model_validate(names)
+                self.release(wire.Call("POST", "/withdraw_claim", SuccessResponse, request))
+            raise
+
+    async def _code_of(self, cause: str, deadline: float) -> str:
+        for phrase, code in _PHRASE_CODES.items():
+            if phrase in cause:
+                return code
+        status = await self.perform(wire.ENGINE_STATUS, deadline=deadline)
+        return _STATE_CODES.get(status.engine_status, "not_ready")
+
+    async def _release(self, call: ReleaseCall) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_POLICY.total), self._releasing:
+                await self.perform(call, policy=RELEASE_POLICY, while_closing=True)
+        except StateError:
+            pass
+        except (SwarmGatewayError, TimeoutError) as exc:
+            why = exc if isinstance(exc, SwarmGatewayError) else f"no answer within {RELEASE_POLICY.total:.0f} s"
+            logger.warning("%s failed; what it names falls to its idle timeout: %s", call.path, why)
 
     async def _send(self, call: wire.Call[Any]) -> Outcome:
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
@@ -254,130 +366,3 @@ class Calls:
             f"{outcome}); start one with `swarm-gateway {start}` or check the address",
             code="server_unreachable",
         )
-
-
-class OpenClaims:
-    """Claims that wait, until somebody ends them; those that begin later end at once."""
-
-    def __init__(self) -> None:
-        self._waiting: set[Interruptible] = set()
-        self._left = Signal()
-        self._error: Callable[[], Exception] | None = None
-
-    @contextmanager
-    def waiting(self) -> Generator[None]:
-        """The block waits for a claim, and raises the error of :meth:`end`."""
-        if self._error is not None:
-            raise self._error()
-        with Interruptible() as claim:
-            self._waiting.add(claim)
-            try:
-                yield
-            finally:
-                self._waiting.discard(claim)
-                self._left.notify()
-
-    def end(self, error: Callable[[], Exception]) -> None:
-        """End all, each with an ``error`` of its own."""
-        self._error = error
-        for claim in tuple(self._waiting):
-            claim.interrupt(error())
-
-    async def over(self) -> None:
-        """Return once none waits."""
-        await self._left.until(lambda: not self._waiting)
-
-
-class Claimer:
-    """Claims episodes for one client.
-
-    Args:
-        calls: the client's.
-        background: for withdrawals.
-    """
-
-    def __init__(self, calls: Calls, background: Background) -> None:
-        self._calls = calls
-        self._background = background
-        self._claims = OpenClaims()
-        #: why claims waited at the last answer; empty: they did not
-        self._waits_for = ""
-
-    async def give_up(self) -> None:
-        """End the claims that wait, with :class:`StateError`: the client is being closed."""
-        self._claims.end(lambda: StateError("this client is closed"))
-        # their withdrawals begin before the connections are closed
-        await self._claims.over()
-
-    async def claim(
-        self, wanted: ClaimEpisodeRequest, wait_seconds: float, throttle: Throttle | None
-    ) -> wire.EpisodeGroup:
-        """Claim what is ``wanted`` within ``wait_seconds``. With the key of an earlier claim it gets the episodes of
-        that one.
-
-        Raises:
-            UnavailableError: none in time; ``code`` says why.
-            RequestError: the server refuses the request itself.
-            StateError: the client is closed.
-        """
-        calls = self._calls
-        deadline = monotonic() + wait_seconds
-        life = wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
-        key = wanted.idempotency_key or uuid.uuid4().hex
-        throttle = throttle and as_policy(throttle)
-        offline_since: float | None = None
-        early = 0
-        while True:
-            policy = throttle
-            if isinstance(policy, ThrottleSchedule):
-                policy = policy.at((await calls.perform(wire.ENGINE_STATUS, deadline=deadline)).global_step)
-            began = monotonic()
-            poll = min(LONG_POLL, max(0.0, deadline - began))
-            of_now = {"throttle_policy": policy, "wait_seconds": poll}
-            body = wanted.model_copy(update={"idempotency_key": key, "max_episode_seconds": life, **of_now})
-            answer = await self._poll(body, deadline, withdraws=wanted.idempotency_key is None)
-            if answer.success:
-                self._waits_for = ""
-                return wire.episodes_of(answer, calls.server_url)
-            code = await self._code_of(answer.fail_cause, deadline)
-            if code != self._waits_for:
-                # of many claims that wait for one thing, one line
-                logger.info("waiting for episodes of %s: %s", calls.server_url, answer.fail_cause or code)
-                self._waits_for = code
-            now = monotonic()
-            offline_since = (offline_since or began) if code == "engine_offline" else None
-            offline = now - offline_since if offline_since is not None else -1.0
-            refused = wanted.unless_batch_waits and code in NO_EPISODE_NEEDED
-            if now >= deadline or offline >= OFFLINE_GRACE or refused:
-                what = f"{wanted.count} episodes" if isinstance(wanted, ClaimGroupRequest) else "an episode"
-                within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wait_seconds:g} s"
-                raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
-            early = early + 1 if now - began < poll / 2 else 0
-            await calls.pause_between_polls(early, deadline - now)
-
-    async def _poll(self, body: ClaimEpisodeRequest, deadline: float, *, withdraws: bool) -> ClaimAnswer:
-        """One poll. Where it ends without an answer, the server may be granting just now. So the claim is withdrawn,
-        which hands back what it is granted; ``withdraws``: unless its caller has its key, and may repeat it."""
-        timeout = body.wait_seconds + wire.WAIT_GRACE
-        call: wire.Call[ClaimAnswer] = wire.Call("POST", "/claim_episode", ClaimEpisodeResponse, body, timeout)
-        if isinstance(body, ClaimGroupRequest):
-            call = wire.Call("POST", "/claim_group", ClaimGroupResponse, body, timeout)
-        try:
-            with self._claims.waiting():
-                return await self._calls.perform(call, deadline=deadline)
-        except UnsentError:
-            raise
-        except (asyncio.CancelledError, StateError, UnavailableError):
-            if withdraws:
-                names = {"client_uuid": body.client_uuid, "idempotency_key": body.idempotency_key}
-                request = WithdrawClaimRequest.model_validate(names)
-                withdrawal = wire.Call("POST", "/withdraw_claim", SuccessResponse, request)
-                self._background.start(self._calls.release(withdrawal))
-            raise
-
-    async def _code_of(self, cause: str, deadline: float) -> str:
-        for phrase, code in _PHRASE_CODES.items():
-            if phrase in cause:
-                return code
-        status = await self._calls.perform(wire.ENGINE_STATUS, deadline=deadline)
-        return _STATE_CODES.get(status.engine_status, "not_ready")

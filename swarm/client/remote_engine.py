@@ -58,12 +58,13 @@ class RemoteEngine:
 
     Attributes:
         boot_timeout: seconds that starting the engine may take.
+        watches: call the callbacks of :meth:`add_entering_weight_sync_callback`.
     """
 
     def __init__(self, calls: Calls, boot_timeout: float) -> None:
         self.boot_timeout = boot_timeout
         self._calls = calls
-        self._watches: list[asyncio.Task[None]] = []
+        self.watches: list[asyncio.Task[None]] = []
 
     async def get_engine_status(self) -> EngineStatus:
         """State of the engine."""
@@ -241,7 +242,7 @@ class RemoteEngine:
                 except Exception:
                     logger.exception("a callback for the weight sync failed")
 
-        self._watches.append(asyncio.create_task(watch(self._calls, first, observe)))
+        self.watches.append(asyncio.create_task(watch(self._calls, first, observe)))
 
     @asynccontextmanager
     async def watching_status(
@@ -259,10 +260,6 @@ class RemoteEngine:
             yield first
         finally:
             await end_tasks(watching)
-
-    async def end_watches(self) -> None:
-        """Call no callback of :meth:`add_entering_weight_sync_callback` any more."""
-        await end_tasks(*self._watches)
 
 
 async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerStatus], Awaitable[object]]) -> None:

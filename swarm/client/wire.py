@@ -191,14 +191,6 @@ def with_code(output: WorkflowOutput, code: str) -> WorkflowOutput:
     return output.model_copy(update={"notes": notes.model_copy(update={"code": code})})
 
 
-def abort_call(
-    client_uuid: str, episode_uuid: str, reason: str = "", notes: Notes | None = None
-) -> Call[protocol.SuccessResponse]:
-    """Abort one episode; the reason and notes are kept with it."""
-    body = protocol.AbortEpisodeRequest(client_uuid=client_uuid, episode_uuid=episode_uuid, reason=reason, notes=notes)
-    return Call("POST", "/abort_episode", protocol.SuccessResponse, body)
-
-
 def end_key(task_id: str, outputs: Mapping[str, WorkflowOutput]) -> str:
     """The idempotency key of an end, from its content: the same end repeated later, even by another process, has the
     same key, and one with another result does not.

@@ -151,7 +151,7 @@ async def test_a_claim_granted_just_as_the_client_is_closed_is_withdrawn(turns: 
 async def test_close_is_bounded(
     server: ScriptedServer, client: AsyncSwarmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.client.asynchronous.CLOSE_GRACE", 0.02)
+    monkeypatch.setattr("swarm.client.calls.CLOSE_GRACE", 0.02)
     held = threading.Event()
     server.script("/abort_episode", Answer(wait=held))
     aborting = asyncio.ensure_future(client.abort(["a"]))
