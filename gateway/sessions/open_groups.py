@@ -9,19 +9,13 @@ Where episodes run between steps only, each sync does: it waits for running epis
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from contextlib import suppress
 
 from swarm.client import AsyncSwarmClient
-from swarm.concurrency import Signal, backoff
-from swarm.errors import SwarmGatewayError
+from swarm.concurrency import Signal
 from swarm.states import EngineState
 from swarm.status import ServerStatus
-
-logger = logging.getLogger(__name__)
-
-_RETRY = 2.0
 
 
 class Hold:
@@ -85,7 +79,8 @@ class OpenGroups:
             elif not self._rolling:
                 hold.release("sync")
             elif self._watch is None:
-                self._watch = asyncio.create_task(self._follow(), name="watching the engine for open groups")
+                watch = self._client.engine.watch(self._observe)
+                self._watch = asyncio.create_task(watch, name="watching the engine for open groups")
             self._trim()
             await hold.over()
         finally:
@@ -126,16 +121,6 @@ class OpenGroups:
             elif always and job.max_staleness is not None and self._syncs - hold.began >= job.max_staleness:
                 hold.release("sync")
         self._trim()
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                async with self._client.watching_status(self._observe) as first:
-                    await self._observe(first)
-                    await asyncio.Event().wait()
-            except SwarmGatewayError as exc:
-                logger.warning("open groups cannot watch the engine state: %s", exc.message)
-            await asyncio.sleep(backoff(1, _RETRY, _RETRY))
 
     def _stop_watching(self) -> None:
         if self._watch is not None:

@@ -242,7 +242,7 @@ class RemoteEngine:
                 except Exception:
                     logger.exception("a callback for the weight sync failed")
 
-        self.watches.append(asyncio.create_task(watch(self._calls, first, observe)))
+        self.watches.append(asyncio.create_task(self.watch(observe, first)))
 
     @asynccontextmanager
     async def watching_status(
@@ -255,39 +255,38 @@ class RemoteEngine:
             UnavailableError: no server within the policy's bound.
         """
         first = await self._calls.perform(wire.wait_status_call(None, 0.0))
-        watching = asyncio.create_task(watch(self._calls, first, on_status))
+        watching = asyncio.create_task(self.watch(on_status, first))
         try:
             yield first
         finally:
             await end_tasks(watching)
 
-
-async def watch(calls: Calls, first: ServerStatus, on_status: Callable[[ServerStatus], Awaitable[object]]) -> None:
-    """Call ``on_status`` with each status after a change since ``first``, until cancelled.
-
-    A server that is away, or refuses the token, is waited for.
-    """
-    change = first.engine_changes
-    early, trouble = 0, ""
-    while True:
-        began = monotonic()
-        try:
-            status = await calls.perform(wire.wait_status_call(change, WATCH_POLL))
-        except SwarmGatewayError as exc:
-            if exc.message != trouble:
-                logger.warning("the engine's state is unknown: %s", exc.message)
-            early, trouble = early + 1, exc.message
-        else:
-            trouble = ""
-            answered_early = monotonic() - began < WATCH_POLL / 2
-            if status.engine_changes is None or status.engine_changes != change:
-                try:
-                    await on_status(status)
-                except Exception:
-                    logger.exception("a callback for the engine's state failed")
-            early = early + 1 if answered_early and status.engine_changes == change else 0
-            change = status.engine_changes
-        await calls.pause_between_polls(early, calls.policy.cap)
+    async def watch(
+        self, on_status: Callable[[ServerStatus], Awaitable[object]], first: ServerStatus | None = None
+    ) -> None:
+        """Call ``on_status`` with each status after a change of the engine's state since ``first`` (``None``: with that
+        of now, too), until cancelled. A server that is away, or refuses the token, is waited for."""
+        calls, change = self._calls, None if first is None else first.engine_changes
+        early, trouble = 0, ""
+        while True:
+            began = monotonic()
+            try:
+                status = await calls.perform(wire.wait_status_call(change, WATCH_POLL))
+            except SwarmGatewayError as exc:
+                if exc.message != trouble:
+                    logger.warning("the engine's state is unknown: %s", exc.message)
+                early, trouble = early + 1, exc.message
+            else:
+                trouble = ""
+                answered_early = monotonic() - began < WATCH_POLL / 2
+                if status.engine_changes is None or status.engine_changes != change:
+                    try:
+                        await on_status(status)
+                    except Exception:
+                        logger.exception("a callback for the engine's state failed")
+                early = early + 1 if answered_early and status.engine_changes == change else 0
+                change = status.engine_changes
+            await calls.pause_between_polls(early, calls.policy.cap)
 
 
 def _rollout_lines(pool: PoolInformation) -> list[str]:

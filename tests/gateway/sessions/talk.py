@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,14 +51,16 @@ class StatusOfNobody:
         engine = EngineStatus(engine_status=self.state)
         return ServerStatus(engine=engine, job=self.job, serving=self.serving, weight_syncs=self.syncs)
 
-    @asynccontextmanager
-    async def watching_status(
-        self, on_status: Callable[[ServerStatus], Awaitable[None]]
-    ) -> AsyncIterator[ServerStatus]:
+    @property
+    def engine(self) -> StatusOfNobody:
+        return self
+
+    async def watch(self, on_status: Callable[[ServerStatus], Awaitable[None]]) -> None:
         self.watched += 1
         self._observers.append(on_status)
         try:
-            yield self._status()
+            await on_status(self._status())
+            await asyncio.Event().wait()
         finally:
             self._observers.remove(on_status)
 

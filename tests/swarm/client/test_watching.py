@@ -10,6 +10,7 @@ import pytest
 from swarm.client import AsyncSwarmClient, SwarmClient
 from swarm.errors import UnavailableError
 from swarm.states import EngineState
+from swarm.status import ServerStatus
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
 from tests.swarm.client.test_sync import status
@@ -174,6 +175,27 @@ async def test_async_callbacks_are_awaited(server: ScriptedServer, anyio_backend
             for _ in range(3):
                 await called.acquire()
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.anyio
+async def test_a_watch_that_no_server_hears_begins_once_one_answers(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.script("/status", *[DROP] * 12, at(1, 5), at(2, 6, SYNCING), at(2, 6, SYNCING))
+    seen: list[int] = []
+    both = asyncio.Event()
+
+    async def callback(status: ServerStatus) -> None:
+        seen.append(status.weight_syncs)
+        if len(seen) == 2:
+            both.set()
+
+    async with AsyncSwarmClient(server.url, policy=QUICK) as client:
+        watch = asyncio.create_task(client.engine.watch(callback))
+        async with asyncio.timeout(PATIENCE):
+            await both.wait()
+        watch.cancel()
+    assert seen == [5, 6] and "the engine's state is unknown" in caplog.text
 
 
 @pytest.mark.parametrize("targets", [(ROLLING,), (OFFLINE, ROLLING)])
