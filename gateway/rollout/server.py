@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Self
 
 from gateway.config.route import RouteSettings, Share
@@ -27,7 +26,7 @@ from gateway.stats import Stats, SwarmStatus
 from reward_hooks import HookRunner
 from swarm.client import AsyncSwarmClient, EpisodeEndpoint, EpisodeGroup, ThrottleSchedule
 from swarm.client.calls import NO_EPISODE_NEEDED
-from swarm.client.wire import RetryPolicy
+from swarm.client.wire import RetryPolicy, checked
 from swarm.concurrency import Background
 from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
 from swarm.evidence.alarms import Alarm
@@ -36,7 +35,7 @@ from swarm.evidence.ratings import SideRating
 from swarm.evidence.stages import StageRules
 from swarm.http.client import HttpClient
 from swarm.job import TrainJob
-from swarm.protocol import MAX_SECONDS, SwarmThrottlePolicy
+from swarm.protocol import MAX_SECONDS, ClaimGroupRequest, SwarmThrottlePolicy
 from swarm.states import EngineState
 from swarm.status import ComparisonStatus, EngineFailure
 from swarm.types import Notes
@@ -271,22 +270,23 @@ class Swarm:
 
     async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
         """One claim. When it is cancelled, the client withdraws it."""
-        claim = partial(
-            self.client.claim_group,
-            count,
-            discard_episode_timeout=idle_seconds,
-            throttle_policy=self._throttle(),
-            unless_batch_waits=True,
-        )
+        calls, throttle = self.client.calls, self._throttle()
+        fields = {
+            "client_uuid": calls.client_uuid,
+            "count": count,
+            "discard_episode_timeout": idle_seconds,
+            "unless_batch_waits": True,
+        }
+        wanted = checked(ClaimGroupRequest, fields)
         if self.open_groups.held:
             try:
-                return await claim(0.0)
+                return await calls.claim(wanted, 0.0, throttle)
             except UnavailableError as exc:
                 if exc.code != "no_episodes":
                     raise
             # a group that waits for feedback must not keep a user waiting
             self.open_groups.make_room()
-        return await claim(wait)
+        return await calls.claim(wanted, wait, throttle)
 
     def _throttle(self) -> SwarmThrottlePolicy | None:
         if self._share is None:
@@ -323,7 +323,7 @@ class Swarm:
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT):
                 # megabytes of metrics each second would hold up the streams of both processes
-                status = await self.client.status(episodes=0, steps=0)
+                status = await self.client.calls.status(episodes=0, steps=0)
         except (SwarmGatewayError, TimeoutError) as exc:
             self._refusal = exc.message if isinstance(exc, AuthenticationError | ForbiddenError) else ""
             does = "refuses this gateway" if self._refusal else "does not answer for its status"

@@ -61,7 +61,7 @@ async def submit(
         failures = 0
         while True:
             try:
-                ended = await client.end_group_accounted(task_id, outputs, pair)
+                ended = await client.calls.end_group(task_id, outputs, pair=pair)
                 break
             except UnavailableError as exc:
                 logger.warning("group %s: %s; offering it again", task_id, exc)

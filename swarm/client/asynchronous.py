@@ -10,9 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
-
-from pydantic import BaseModel
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from swarm.client import wire
 from swarm.client.calls import Calls
@@ -22,7 +20,6 @@ from swarm.client.episodes import AsyncEpisode, AsyncGroup, UserRun, current_run
 from swarm.client.remote_engine import RemoteEngine
 from swarm.client.throttling import Throttle
 from swarm.client.wire import EpisodeEndpoint, EpisodeGroup, RetryPolicy
-from swarm.evidence.pairs import Pair
 from swarm.http.client import HttpClient
 from swarm.importer import own_code
 from swarm.job import TrainJob
@@ -31,9 +28,7 @@ from swarm.protocol import (
     CanContinueResponse,
     ClaimEpisodeRequest,
     ClaimGroupRequest,
-    EndedResponse,
     EndEpisodeRequest,
-    EndGroupRequest,
     EpisodeRequest,
     EpisodeType,
     SuccessResponse,
@@ -186,7 +181,9 @@ class AsyncSwarmClient:
         """
         end = {"episode_uuid": episode_uuid, "workflow_output": wire.with_code(workflow_output, self._code)}
         outputs = {episode_uuid: workflow_output}
-        return (await self._end("/end_episode", EndEpisodeRequest, task, outputs, end)).error or ""
+        ended = await self.calls.end("/end_episode", EndEpisodeRequest, task, outputs, end)
+        self._note_ended(outputs)
+        return ended.error or ""
 
     async def abort_episode(self, episode_uuid: str) -> None:
         """Abort one episode, like :meth:`abort`."""
@@ -237,37 +234,9 @@ class AsyncSwarmClient:
     async def end_group(self, task: Task | str, outputs: Mapping[str, WorkflowOutput]) -> str:
         """End all episodes of one task in one transition; ``outputs`` maps episode uuid to result. Returns and raises
         like :meth:`end_episode`."""
-        return (await self.end_group_accounted(task, outputs)).error or ""
-
-    async def end_group_accounted(
-        self, task: Task | str, outputs: Mapping[str, WorkflowOutput], pair: Pair | None = None
-    ) -> EndedResponse:
-        """:meth:`end_group`, which takes ``pair`` along; returns also what became of each episode's tokens."""
-        ends = [
-            {"episode_uuid": uuid, "workflow_output": wire.with_code(output, self._code)}
-            for uuid, output in outputs.items()
-        ]
-        return await self._end("/end_group", EndGroupRequest, task, outputs, {"ends": ends, "pair": pair})
-
-    async def _end(
-        self,
-        path: str,
-        request: type[BaseModel],
-        task: Task | str,
-        outputs: Mapping[str, WorkflowOutput],
-        fields: Mapping[str, Any],
-    ) -> EndedResponse:
-        # what is neither a task nor a name is refused by the body
-        task_id = cast("str", getattr(task, "task_id", task))
-        key = wire.end_key(task_id, outputs)
-        ids = {"client_uuid": self.client_uuid, "task_id": task_id, "idempotency_key": key}
-        body = wire.checked(request, {**ids, **fields})
-        for output in outputs.values():
-            wire.warn_of_left_out(output.log_metrics)
-        answer = await self.calls.perform(wire.Call("POST", path, EndedResponse, body))
-        if (run := current_run.get()) is not None:
-            run.episodes.difference_update(outputs)
-        return answer
+        ended = await self.calls.end_group(task, outputs, self._code)
+        self._note_ended(outputs)
+        return ended.error or ""
 
     async def abort(self, episode_uuids: str | Iterable[str], reason: str = "", notes: Notes | None = None) -> None:
         """Abort an episode or several. Never raises: if no server answers within seconds, or the caller is cancelled,
@@ -278,8 +247,7 @@ class AsyncSwarmClient:
             notes: kept and exported like those of an end.
         """
         uuids = [episode_uuids] if isinstance(episode_uuids, str) else list(episode_uuids)
-        if (run := current_run.get()) is not None:
-            run.episodes.difference_update(uuids)
+        self._note_ended(uuids)
         bodies = [
             AbortEpisodeRequest(client_uuid=self.client_uuid, episode_uuid=uuid, reason=reason, notes=notes)
             for uuid in uuids
@@ -452,3 +420,8 @@ class AsyncSwarmClient:
         if run.client is self:
             run.episodes.update(episodes.episode_uuids)
         return episodes
+
+    @staticmethod
+    def _note_ended(episode_uuids: Iterable[str]) -> None:
+        if (run := current_run.get()) is not None:
+            run.episodes.difference_update(episode_uuids)

@@ -12,10 +12,10 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlencode
 
 from pydantic import BaseModel
@@ -25,6 +25,7 @@ from swarm.client.throttling import Throttle, ThrottleSchedule, as_policy
 from swarm.client.wire import Outcome, RetryPolicy, may_retry
 from swarm.concurrency import Background, Interruptible, Signal, end_tasks
 from swarm.errors import StateError, SwarmGatewayError, UnavailableError
+from swarm.evidence.pairs import Pair
 from swarm.http.client import Answer, ConnectionBrokenError, HttpClient, retry_after
 from swarm.protocol import (
     BATCH_WAITS,
@@ -41,11 +42,14 @@ from swarm.protocol import (
     ClaimEpisodeResponse,
     ClaimGroupRequest,
     ClaimGroupResponse,
+    EndedResponse,
+    EndGroupRequest,
     SuccessResponse,
     WithdrawClaimRequest,
 )
 from swarm.states import EngineState
 from swarm.status import ServerStatus
+from swarm.types import Task, WorkflowOutput
 
 logger = logging.getLogger(__name__)
 
@@ -278,6 +282,41 @@ class Calls:
                 raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
             early = early + 1 if now - began < poll / 2 else 0
             await self.pause_between_polls(early, deadline - now)
+
+    async def end_group(
+        self, task: Task | str, outputs: Mapping[str, WorkflowOutput], code: str = "", pair: Pair | None = None
+    ) -> EndedResponse:
+        """End all episodes of one task, as :meth:`swarm.client.AsyncSwarmClient.end_group` does, and take ``pair``
+        along.
+
+        Args:
+            code: noted with each result that has none.
+
+        Returns:
+            Also what became of each episode's tokens.
+        """
+        ends = [
+            {"episode_uuid": uuid, "workflow_output": wire.with_code(output, code)} for uuid, output in outputs.items()
+        ]
+        return await self.end("/end_group", EndGroupRequest, task, outputs, {"ends": ends, "pair": pair})
+
+    async def end(
+        self,
+        path: str,
+        request: type[BaseModel],
+        task: Task | str,
+        outputs: Mapping[str, WorkflowOutput],
+        fields: Mapping[str, Any],
+    ) -> EndedResponse:
+        """End the episodes of ``outputs`` by a ``request`` with these ``fields``."""
+        # what is neither a task nor a name is refused by the body
+        task_id = cast("str", getattr(task, "task_id", task))
+        key = wire.end_key(task_id, outputs)
+        ids = {"client_uuid": self.client_uuid, "task_id": task_id, "idempotency_key": key}
+        body = wire.checked(request, {**ids, **fields})
+        for output in outputs.values():
+            wire.warn_of_left_out(output.log_metrics)
+        return await self.perform(wire.Call("POST", path, EndedResponse, body))
 
     def release(self, call: ReleaseCall) -> asyncio.Task[None]:
         """Release what the server holds for this client, in the background; repeated until a server answers. The task

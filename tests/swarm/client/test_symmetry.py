@@ -34,7 +34,7 @@ AGENTJET = {
 #: Where the facade keeps its asynchronous client.
 ONLY_SYNC = {"connection"}
 #: For the gateway, whose work is on the event loop.
-ONLY_ASYNC = {"run_tracked", "end_group_accounted", "record_pair", "record_rating", "follow_stages"}
+ONLY_ASYNC = {"run_tracked", "record_pair", "record_rating", "follow_stages"}
 
 
 def public(kind: type) -> set[str]:
