@@ -120,7 +120,7 @@ async def get_model(request: Request, name: str) -> OpenAIBody:
 
 def _route(gateway: Gateway, route: Route) -> RouteStatus:
     settings, load = route.settings, gateway.admission.load(route.name)
-    verdicts = route.swarm.report.comparisons if route.swarm is not None and settings.serve is not None else ()
+    server = route.swarm.report.status if route.swarm is not None and settings.serve is not None else None
     stage = route.shadow and route.shadow.sides.stage
     return RouteStatus(
         **dict(route.stats),
@@ -135,7 +135,7 @@ def _route(gateway: Gateway, route: Route) -> RouteStatus:
         breaker=route.upstream and route.upstream.breaker.state,
         stage=stage and stage.label,
         stage_conflict=route.shadow.conflict if route.shadow is not None else "",
-        verdicts=[verdict for verdict in verdicts if verdict.route == route.name],
+        verdicts=[verdict for verdict in server.comparisons if verdict.route == route.name] if server else [],
     )
 
 
@@ -146,7 +146,8 @@ async def _engine(table: RouteTable) -> dict[str, Any]:
     if not swarms:
         return {}
     first = next(iter(swarms))
-    failure = first.report.failure
+    status = first.report.status
+    failure = status and status.engine_failure
     engine = first.status().model_dump(include={"engine", "model", "num_repeat", "policy_version"})
     return {**engine, "engine_failure": failure and failure.model_dump()}
 

@@ -29,7 +29,6 @@ from swarm.client.calls import NO_EPISODE_NEEDED
 from swarm.client.wire import RetryPolicy, checked
 from swarm.concurrency import Background
 from swarm.errors import AuthenticationError, ForbiddenError, SwarmGatewayError, UnavailableError
-from swarm.evidence.alarms import Alarm
 from swarm.evidence.pairs import MAX_NAME
 from swarm.evidence.ratings import SideRating
 from swarm.evidence.stages import StageRules
@@ -37,7 +36,7 @@ from swarm.http.client import HttpClient
 from swarm.job import TrainJob
 from swarm.protocol import MAX_SECONDS, ClaimGroupRequest, SwarmThrottlePolicy
 from swarm.states import EngineState
-from swarm.status import ComparisonStatus, EngineFailure
+from swarm.status import ServerStatus
 from swarm.types import Notes
 
 logger = logging.getLogger(__name__)
@@ -75,25 +74,19 @@ _AWAY_CODES, _AWAY_STATES = _DOWN_CODES | {"engine_booting"}, _DOWN_STATES | {En
 class ServerReport:
     """What the swarm server serves; ``job``, ``num_repeat`` and ``max_model_len`` are ``None`` while it has no job.
 
-    ``failure`` is the engine's last crash, until it has done a step since; ``keeps_sampling``: episodes sample with the
-    application's own parameters, greedy ones included; ``takes_partial``: groups that lack answers are trained;
-    ``serves``: vLLM answers, perhaps without a trainer; ``comparisons``: verdicts on challengers of this server;
-    ``alarms`` and ``learning``: of its training.
+    ``keeps_sampling``: episodes sample with the application's own parameters, greedy ones included; ``takes_partial``:
+    groups that lack answers are trained; ``status``: all that the server said; ``None``: it is silent.
     """
 
     model: str = ""
     num_repeat: int | None = None
     policy_version: int | None = None
     engine: EngineState | None = None
-    failure: EngineFailure | None = None
     keeps_sampling: bool = False
     takes_partial: bool = False
     max_model_len: int | None = None
-    serves: bool = False
-    comparisons: Sequence[ComparisonStatus] = ()
-    alarms: Sequence[Alarm] = ()
-    learning: str = ""
     job: TrainJob | None = None
+    status: ServerStatus | None = None
 
 
 class Waiting:
@@ -189,8 +182,8 @@ class Swarm:
             policy_version=report.policy_version,
             background=len(self.background),
             open_groups=len(self.open_groups),
-            alarms=list(report.alarms),
-            learning=report.learning,
+            alarms=report.status.alarms if report.status is not None else [],
+            learning=report.status.learning if report.status is not None else "",
         )
 
     async def fresh_report(self) -> ServerReport:
@@ -353,21 +346,18 @@ class Swarm:
                 num_repeat=job.num_repeat if job is not None else None,
                 policy_version=engine.global_step,
                 engine=engine.engine_status,
-                failure=status.engine_failure,
                 keeps_sampling=job is not None and job.sampling == "app",
                 takes_partial=status.pool is not None and not status.pool.whole_groups,
                 max_model_len=job.max_model_len if job is not None else None,
-                serves=status.serving is not None,
-                comparisons=status.comparisons,
-                alarms=status.alarms,
-                learning=status.learning,
                 job=job,
+                status=status,
             )
         if now.max_model_len != self.report.max_model_len:
             _warn_of_short(self.url, now.max_model_len)
         self.report = now
         self._read_at = self._heard_at = asyncio.get_running_loop().time()
-        if now.engine not in _AWAY_STATES or now.serves:
+        # vLLM may answer without a trainer
+        if now.engine not in _AWAY_STATES or (now.status is not None and now.status.serving is not None):
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = self._heard_at

@@ -155,7 +155,7 @@ class Examination:
         wanted = (*stage.key, stage.challenger, stage.label)
         decided = {
             name
-            for status in report.comparisons
+            for status in (report.status.comparisons if report.status is not None else ())
             if (status.route, status.incumbent, status.challenger, status.stage) == wanted
             for name, finding in status.verdict.suites.items()
             if finding != "undecided"
