@@ -41,8 +41,6 @@ _EPISODE_OVER = frozenset({401, 403, 404, 409, 410})
 #: Codes of an episode that cannot be sampled at any more.
 _GONE = frozenset({"episode_deleted", "engine_offline", "server_unreachable"})
 
-_NO_HEADERS: Mapping[str, str] = {}
-
 Chunk = dict[str, Any]
 
 
@@ -149,7 +147,9 @@ class Sampler:
             EpisodeLostError: the episode is over, e.g. after a weight sync, or could not be served twice in a row.
             UpstreamError: anything else; status 504 at the deadline.
         """
-        headers = {SAMPLES: "1"} if isinstance(episode, UnrecordedGroup) else {}
+        headers = _headers(episode)
+        if isinstance(episode, UnrecordedGroup):
+            headers[SAMPLES] = "1"
         answer, latency = await self._timed(episode, body, deadline, headers)
         return Sample(SampledAnswer.from_completion(object_in(answer.content)), latency, _version(answer.headers))
 
@@ -159,7 +159,7 @@ class Sampler:
         """Sample an answer for the episodes ``indices`` of ``group``, in one call to the address of the group, which
         computes their prompt once; ``body`` has no ``n``. One sample per index, in their order; the latency of each is
         that of the call. Raises as :meth:`sample`; there are either all answers or none."""
-        headers: dict[str, str] = {}
+        headers = _headers(group)
         if isinstance(group, UnrecordedGroup):
             headers[SAMPLES] = str(len(indices))
         elif len(indices) < len(group):
@@ -177,7 +177,7 @@ class Sampler:
     async def complete(self, address: Address, body: bytes, deadline: float) -> tuple[dict[str, Any], int | None]:
         """The whole ``chat.completion`` that ``address`` gives, with all its choices, and its policy version; raises as
         :meth:`sample`, and :class:`UnavailableError` at once where that tries again."""
-        answer = await self._post(address, body, deadline)
+        answer = await self._post(address, body, deadline, _headers(address))
         data = object_in(answer.content) or {}
         SampledAnswer.from_completion(data)
         return data, _version(answer.headers)
@@ -207,7 +207,7 @@ class Sampler:
             UnavailableError: the address cannot be reached.
             UpstreamError: status 504 at the deadline.
         """
-        return await self._send(engine.base_url.removesuffix("/v1") + path, engine, body, deadline)
+        return await self._send(engine.base_url.removesuffix("/v1") + path, body, deadline, _headers(engine))
 
     async def _timed(
         self, address: Address, body: bytes, deadline: float, headers: Mapping[str, str]
@@ -229,19 +229,15 @@ class Sampler:
         except UnavailableError as exc:
             raise EpisodeLostError(exc.message, code=exc.code if exc.code in _GONE else None) from exc
 
-    async def _post(
-        self, address: Address, body: bytes, deadline: float, more_headers: Mapping[str, str] = _NO_HEADERS
-    ) -> HttpAnswer:
-        answer = await self._send(_url(address), address, body, deadline, more_headers)
+    async def _post(self, address: Address, body: bytes, deadline: float, headers: Mapping[str, str]) -> HttpAnswer:
+        answer = await self._send(_url(address), body, deadline, headers)
         if answer.status != 200:
             raise _error_of(answer.status, answer.headers, answer.content)
         return answer
 
-    async def _send(
-        self, url: str, address: Address, body: bytes, deadline: float, more_headers: Mapping[str, str] = _NO_HEADERS
-    ) -> HttpAnswer:
+    async def _send(self, url: str, body: bytes, deadline: float, headers: Mapping[str, str]) -> HttpAnswer:
         try:
-            return await self.http.post(url, body, {**_headers(address), **more_headers}, _until(deadline))
+            return await self.http.post(url, body, headers, _until(deadline))
         except TimeoutError:
             raise _too_late() from None
         except ConnectionBrokenError as exc:
