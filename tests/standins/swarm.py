@@ -112,6 +112,9 @@ class Swarm:
         self.calls: list[int] = []
         self.claimed: dict[str, int] = {}
         self.claims: list[dict[str, Any]] = []
+        #: the episodes of claims by their keys, and the keys that were withdrawn
+        self.granted: dict[str, list[str]] = {}
+        self.withdrawn: set[str] = set()
         self.bodies: list[dict[str, Any]] = []
         #: of sampling calls; empty where there was none
         self.traceparents: list[str] = []
@@ -132,6 +135,7 @@ class Swarm:
                 Route("/status", self._status),
                 Route("/get_engine_status", self._engine_status),
                 Route("/claim_group", self._claim_group, methods=["POST"]),
+                Route("/withdraw_claim", self._withdraw_claim, methods=["POST"]),
                 Route("/end_group", self._end_group, methods=["POST"]),
                 Route("/follow_stages", self._follow_stages, methods=["POST"]),
                 Route("/record_pair", self._record_pair, methods=["POST"]),
@@ -181,12 +185,15 @@ class Swarm:
         await self._notify()
         with contextlib.suppress(TimeoutError):
             await self.until(lambda: self.state is EngineState.ROLLING, body["wait_seconds"])
+        if (key := body.get("idempotency_key", "")) in self.withdrawn:
+            return error(409, "claim_withdrawn")
         answer: dict[str, Any] = {"success": False, "client_uuid": body["client_uuid"], "fail_cause": ""}
         if self.state is not EngineState.ROLLING:
             causes = {EngineState.WEIGHT_SYNCING: "Engine is syncing weights"}
             return JSONResponse({**answer, "fail_cause": causes.get(self.state, "Engine is not rolling.")})
         uuids = [f"e{len(self.claimed) + number}" for number in range(body["count"])]
         self.claimed |= {uuid: number for number, uuid in enumerate(uuids)}
+        self.granted[key] = uuids
         answer |= {
             "success": True,
             "episodes": [{"episode_uuid": uuid} | self._opened("episodes", uuid) for uuid in uuids],
@@ -239,6 +246,12 @@ class Swarm:
 
     async def _abort_episode(self, request: Request) -> Response:
         self.aborted.add((await request.json())["episode_uuid"])
+        await self._notify()
+        return JSONResponse({"success": True, "error": None})
+
+    async def _withdraw_claim(self, request: Request) -> Response:
+        self.withdrawn.add(key := (await request.json())["idempotency_key"])
+        self.aborted.update(self.granted.get(key, ()))
         await self._notify()
         return JSONResponse({"success": True, "error": None})
 
