@@ -120,7 +120,8 @@ class RouteStatement:
         error = _json({"anyOf": errors} if self.refused is not None else errors[0])
         refusals = {"4XX": "the request is refused; `error` says why", **self.refusals}
         responses = {str(status): {"description": when, "content": error} for status, when in refusals.items()}
-        done: dict[str, Any] = {media_type: {} for media_type in self.media_types}
+        # without a schema, generators make clients that throw the answer away
+        done: dict[str, Any] = {media_type: {"schema": {}} for media_type in self.media_types}
         if self.answer is not None:
             done = _json(schemas.of(self.answer, "serialization"))
         return {"200": {"description": "done", **({"content": done} if done else {})}, **responses}

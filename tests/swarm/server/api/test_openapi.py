@@ -36,6 +36,13 @@ async def test_every_route_is_in_the_document_with_what_it_takes_and_needs(rig: 
     operations = [operation for path in whole["paths"].values() for operation in path.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     assert all("200" in operation["responses"] for operation in operations)
+    for path, method, media_type in [
+        ("/v1/chat/completions", "post", "application/json"),
+        ("/tokenize", "post", "application/json"),
+        ("/metrics", "get", "text/plain"),
+    ]:
+        answered = whole["paths"][path][method]["responses"]["200"]["content"][media_type]
+        assert "schema" in answered, f"{path}: a generated client drops an answer without a schema"
 
     claim = whole["paths"]["/claim_episode"]["post"]
     assert claim["requestBody"]["content"]["application/json"]["schema"] == {
