@@ -63,7 +63,9 @@ def list_groups(
     from swarm.judged_groups import Wanted
     from swarm.judged_groups import as_json as plain
 
-    wanted = Wanted(words=find, route=route, reason=reason, at_least=at_least, at_most=at_most, limit=limit)
+    wanted = Wanted(route=route, reason=reason, at_least=at_least, at_most=at_most, limit=limit)
+    # looked for here, not by the server, so there may be more than it takes
+    wanted = wanted.model_copy(update={"words": find})
     groups = _fitting(wanted, swarm_url, token, run_dir, tokenizer)
     table, histogram = groups_table(groups.groups, time.time()), rewards_table(groups.rewards)
     lines = text_lines(table, limit) if table.rows else [table.note]

@@ -94,6 +94,7 @@ def test_the_latest_groups_and_what_became_of_them(run_dir: Path) -> None:
     ("options", "found"),
     [
         (["--find", "MONAD what"], ["aaaa"]),
+        (["--find", "monad " * 100], ["aaaa"]),
         (["--find", "monad tuesday"], []),
         (["--route", "math"], ["aaaa"]),
         (["--reason", "too old"], ["cccc"]),
