@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, TypedDict
 
 import numpy as np
@@ -368,11 +369,12 @@ def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> Body | None:
     return {
         "content": [
             {
-                **_token(token, value),
+                **_token(token or "", value),
                 # vLLM always adds the sampled token to the completions' list; the chat form has only the best
                 "top_logprobs": [_token(*top) for top in (best or {}).items()],
             }
-            for token, value, best in zip(tokens, values, tops, strict=False)
+            # a list that is shorter than the others has to be told by the record
+            for token, value, best in zip_longest(tokens, values, tops)
         ]
     }
 

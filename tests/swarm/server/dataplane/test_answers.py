@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from swarm.server.dataplane.answers import Recorder
+from swarm.server.dataplane.answers import Recorder, as_chat
 from swarm.tokens import ModelCall
 from tests.standins.vllm import plain_choice
 
@@ -91,3 +91,11 @@ def test_choices_of_different_prompts_are_no_group() -> None:
     recorder.add(answer([plain_choice([1], index=0), plain_choice([1], index=1)], 2) | {"prompt_token_ids": [9]}, "r")
     recorder.add({"prompt_token_ids": [1, 2, 3]}, "r")
     assert recorder.calls(0) == ["the choices were sampled after different prompts"] * 2
+
+
+def test_more_log_probabilities_than_tokens_of_a_completion_are_told() -> None:
+    listed = {"tokens": ["a"], "token_logprobs": [-1.0, -2.0], "top_logprobs": [None]}
+    choice = {"text": "a", "token_ids": [1], "prompt_token_ids": [1, 2, 3], "logprobs": listed}
+    recorder = Recorder(0, 1)
+    recorder.add(as_chat(answer([choice], 1), "message"), "r")
+    assert recorder.calls(0) == ["1 token ids, 2 log-probabilities and 1 tokens by usage"]
