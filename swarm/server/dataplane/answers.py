@@ -371,7 +371,7 @@ def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> Body | None:
             {
                 **_token(token or "", value),
                 # vLLM always adds the sampled token to the completions' list; the chat form has only the best
-                "top_logprobs": [_token(*top) for top in (best or {}).items()],
+                "top_logprobs": [_token(other, logprob) for other, logprob in (best or {}).items()],
             }
             # a list that is shorter than the others has to be told by the record
             for token, value, best in zip_longest(tokens, values, tops)
