@@ -137,8 +137,18 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
         """End the threads once what was submitted is done; without ``wait`` nothing is tried again meanwhile."""
         try:
             self._pool.shutdown(wait)
+        except BaseException:
+            # Ctrl-C in the last drain
+            self._interrupt()
+            raise
         finally:
             self._stopping.set()
+
+    def _interrupt(self) -> None:
+        """What runs may finish; what waits for an episode is not to."""
+        self._interrupted.set()
+        self._stopping.set()
+        self._pool.shutdown(cancel_futures=True)
 
     def _tried(self, call: Callable[[], T]) -> T:
         """What ``call`` returns in one of its tries."""
@@ -157,11 +167,10 @@ class PeriodicDrainThreadPoolExecutor(Generic[T]):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            self._interrupted.set()
-            self._stopping.set()
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self.shutdown()
+        if kind is None:
+            self.shutdown()
+        else:
+            self._interrupt()
 
 
 def retry_with_backoff(

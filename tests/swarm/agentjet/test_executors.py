@@ -163,8 +163,8 @@ def test_ctrl_c_ends_a_loop_over_tasks(ending: threading.Event, monkeypatch: pyt
     assert ran == [0]
 
 
-@pytest.mark.parametrize("drained", [False, True])
-def test_ctrl_c_ends_the_wait_for_an_episode(drained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["loop", "block", "last drain"])
+def test_ctrl_c_ends_the_wait_for_an_episode(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     impatient = partialmethod(client.SwarmClient.__init__, begin_timeout=5.0)
     monkeypatch.setattr(client.SwarmClient, "__init__", impatient)
     ended: list[type[BaseException]] = []
@@ -181,15 +181,22 @@ def test_ctrl_c_ends_the_wait_for_an_episode(drained: bool, monkeypatch: pytest.
             threading.Event().wait(0.01)
         raise KeyboardInterrupt
 
+    def interrupted(pool: ThreadPoolExecutor, wait: bool = True, **_: bool) -> None:
+        monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
+        interrupt()
+
+    shutdown = ThreadPoolExecutor.shutdown
     with ScriptedServer() as server:
         server.script("/claim_episode", not_yet(NO_EPISODES))
         server.script("/withdraw_claim", {"success": True})
         ours = SwarmClient(server.url)
         with pytest.raises(KeyboardInterrupt):
-            if drained:
+            if where != "loop":
                 with PeriodicDrainThreadPoolExecutor[Any](2) as pool:
                     pool.submit(begin, 1)
-                    interrupt()
+                    if where == "block":
+                        interrupt()
+                    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", interrupted)
             else:
                 monkeypatch.setattr("swarm.agentjet.client.wait", interrupt)
                 run_episodes_until_all_complete([1], begin, max_workers=1)
