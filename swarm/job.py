@@ -382,22 +382,23 @@ def layered(
     """
     values: dict[str, Any] = {}
     fields: dict[str, str] = {}
-    overrides: dict[str, tuple[str, Any, str]] = {}
+    overrides: dict[Any, tuple[Any, Any, str]] = {}
     set_parts = ((SET, part) for part in _of_set(set_ or {}))
     for layer, settings in ((SERVER, server or {}), (JOB, job), *set_parts):
         for name, value in settings.items():
             name = SPELLINGS.get(name, name)
             if name == "overrides" and isinstance(value, Mapping):
-                for key, setting in cast("Mapping[str, Any]", value).items():
+                for key, setting in cast("Mapping[Any, Any]", value).items():
                     # with + or without it is the same key; the last one counts where a mapping has it, too
-                    overrides.pop(bare := str(key).lstrip("+"), None)
-                    overrides[bare] = (str(key), setting, layer)
+                    bare = key.lstrip("+") if isinstance(key, str) else key
+                    overrides.pop(bare, None)
+                    overrides[bare] = (key, setting, layer)
             elif fields.get(name) == layer:
                 raise ConfigError(f"{where}: {name} is given twice, also by AgentJet's name: give one of them")
             else:
                 values[name], fields[name] = value, layer
     if overrides:
-        # what is no mapping is refused
+        # what is no mapping, or has a key that is no text, is refused
         values.setdefault("overrides", {key: value for key, value, _ in overrides.values()})
     merged = validated(TrainJob, values, where)
     layers = {leaf: layer for key, (_, value, layer) in overrides.items() for leaf in flat({key: value})}

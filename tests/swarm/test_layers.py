@@ -56,6 +56,12 @@ def test_a_field_by_both_of_its_names_is_refused_in_one_layer() -> None:
     assert layered({"model": "tiny", "algorithm": "rloo"}, set_={"advantage": "grpo"}).job.advantage == "grpo"
 
 
+def test_a_key_of_verl_that_is_no_text_is_refused() -> None:
+    for below in ({}, {"overrides": {"trainer.nnodes": 2}}):
+        with pytest.raises(ConfigError, match="overrides.7: must be a string"):
+            layered({"model": "tiny", "overrides": {7: 2}}, server=below)
+
+
 def test_overrides_of_a_wrong_kind_are_named_also_below_those_of_another_layer() -> None:
     with pytest.raises(ConfigError, match="overrides: must be a mapping"):
         layered({"model": "tiny", "overrides": [CLIP]}, set_={"trainer.nnodes": 2})
