@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+
+from rich.cells import cell_len
 
 from gateway.reports.plot import draw
 from gateway.reports.report import (
@@ -36,27 +39,38 @@ _EVALUATION = (
     "no evaluation has a reward, and held-out tasks prove more: give the file `eval` and `tasks.validation`, or see "
     "why their episodes failed"
 )
-#: Rows of the table of steps, beside the last, and cells of its bars.
-_MAX_ROWS, _BAR = 30, 24
+#: Rows of the table of steps, beside the last; cells of its bars, and of those that a narrow terminal leaves; and of
+#: its lines where there is no terminal.
+_MAX_ROWS, _BAR, _LEAST_BAR, _PIPE_WIDTH = 30, 24, 4, 120
 
 
 def print_report(report: Curves, others: Sequence[Curves] = ()) -> None:
     """Print the steps as a table, with the rewards of the evaluations and of ``others`` beside them, and what became of
     the run."""
-    table = text_lines(_steps_table(report, others), _MAX_ROWS + 1) if report.steps else []
-    for line in (*table, *summary(report, others)):
+    for line in (*_steps_lines(report, others), *summary(report, others)):
         print(printable(line))
 
 
-def _steps_table(report: Curves, others: Sequence[Curves]) -> Table:
-    """The steps, every k-th of many, and the last one."""
+def _steps_lines(report: Curves, others: Sequence[Curves]) -> list[str]:
+    """The table of steps; where its lines are wider than the terminal, which would break them, its bars give way."""
+    if not report.steps:
+        return []
+    lines = text_lines(_steps_table(report, others, _BAR), _MAX_ROWS + 1)
+    beyond = max(map(cell_len, lines)) - shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns
+    if beyond <= 0:
+        return lines
+    return text_lines(_steps_table(report, others, max(_BAR - beyond, _LEAST_BAR)), _MAX_ROWS + 1)
+
+
+def _steps_table(report: Curves, others: Sequence[Curves], width: int) -> Table:
+    """The steps, every k-th of many, and the last one, with bars of ``width`` cells."""
     stride = max(1, -(-len(report.steps) // _MAX_ROWS))
     shown = [p for i, p in enumerate(report.steps) if i % stride == 0 or i == len(report.steps) - 1]
     low, high = min(0.0, *(p.reward_mean for p in shown)), max(1.0, *(p.reward_mean for p in shown))
     columns = [
         (">step", [str(p.step) for p in shown]),
         (">reward", [reward(p.reward_mean) for p in shown]),
-        ("", [bar(p.reward_mean - low, high - low, _BAR) for p in shown]),
+        ("", [bar(p.reward_mean - low, high - low, width) for p in shown]),
         (">groups differ", ["" if p.with_signal is None else f"{p.with_signal} of {p.groups}" for p in shown]),
         (">success", [_shown(p.success_rate, share) for p in shown]),
         (">tokens/answer", [_shown(p.response_tokens, "{:.0f}".format) for p in shown]),

@@ -162,6 +162,24 @@ def test_the_table_shows_the_run_beside_its_control(capsys: pytest.CaptureFixtur
     assert "held-out prompts prove more: `swarm-gateway replay --no-train --hooks ... --compare ...`" in text
 
 
+def test_the_bars_of_the_table_give_way_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = StepPoint(
+        step=1, reward_mean=0.5, success_rate=0.5, response_tokens=120.0, groups=8, with_signal=5, seconds=31.2
+    )
+    run = report().model_copy(update={"steps": [point], "evaluations": [point]})
+    widths: list[int] = []
+    for columns in ("200", "80", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        print_report(run)
+        titles, row, *_ = capsys.readouterr().out.splitlines()
+        assert titles.endswith("evaluation") and len(titles) == len(row)
+        widths.append(len(row))
+        assert "█░" in row
+    assert widths == [97, 80, 77]
+
+
 def test_a_training_without_evaluations_is_told_how_to_have_them() -> None:
     common = {name: value for name, value in report() if name in Curves.model_fields}
     run = TrainingReport(**common, workflow="my:solve", finished=64, failed=0)
