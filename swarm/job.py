@@ -394,7 +394,7 @@ def layered(
                     overrides.pop(bare, None)
                     overrides[bare] = (key, setting, layer)
             elif fields.get(name) == layer:
-                raise ConfigError(f"{where}: {name} is given twice ({layer}), also by AgentJet's name: give one of them")
+                raise ConfigError(f"{where}: {name} is given twice ({layer}), also by AgentJet's name: give one")
             else:
                 values[name], fields[name] = value, layer
     if overrides:

@@ -58,7 +58,7 @@ def test_a_field_by_both_of_its_names_is_refused_in_one_layer() -> None:
 
 def test_a_key_of_verl_that_is_no_text_is_refused() -> None:
     for below in ({}, {"overrides": {"trainer.nnodes": 2}}):
-        with pytest.raises(ConfigError, match="overrides.7: must be a string"):
+        with pytest.raises(ConfigError, match=r"overrides\.7: must be a string"):
             layered({"model": "tiny", "overrides": {7: 2}}, server=below)
 
 
