@@ -134,7 +134,9 @@ async def swarm_server(run_dir: Path, port: int) -> AsyncGenerator[str]:
     server = AppServer(uvicorns, release=app.state.controller.close, ready=ready.set)
     task = asyncio.create_task(server.serve([listener]))
     try:
-        await ready.wait()
+        # a server that does not start is not waited for
+        await asyncio.wait({task, asyncio.create_task(ready.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        assert ready.is_set()
         yield url_of("127.0.0.1", port)
     finally:
         server.should_exit = True
