@@ -79,11 +79,15 @@ def as_policy(throttle: Throttle | None, task_id: str | None = None) -> SwarmThr
     """``throttle`` with its fields checked, for an episode of the task ``task_id`` if one is named.
 
     Raises:
-        RequestError: a field is out of range, or there is no such field.
+        RequestError: a field is out of range, there is no such field, or it is no policy at all.
     """
     if throttle is None:
         return None
     if isinstance(throttle, ThrottleSchedule):
         return throttle if task_id is None else throttle.for_task(task_id)
-    policy = throttle if isinstance(throttle, SwarmThrottlePolicy) else wire.checked(_OurThrottle, throttle)
+    policy = wire.checked(_OurThrottle, throttle) if isinstance(throttle, Mapping) else throttle
+    if not isinstance(policy, SwarmThrottlePolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(policy).__name__
+        kinds = "a SwarmThrottlePolicy, its fields or a ThrottleSchedule"
+        raise RequestError(f"throttle_policy is {kinds}, not a {kind}", param="throttle_policy")
     return policy if task_id is None else policy.model_copy(update={"current_task_id": task_id})

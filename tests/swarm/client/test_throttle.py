@@ -29,6 +29,12 @@ def test_a_misspelt_field_is_refused(server: ScriptedServer, client: SwarmClient
     assert server.requests == []
 
 
+def test_what_is_no_policy_is_refused_by_its_name(server: ScriptedServer, client: SwarmClient) -> None:
+    with pytest.raises(RequestError, match="throttle_policy"):
+        client.begin_episode(throttle_policy=0.5)  # type: ignore[arg-type]
+    assert server.requests == []
+
+
 def test_no_time_at_all_is_refused(server: ScriptedServer, client: SwarmClient) -> None:
     with pytest.raises(RequestError, match="max_episode_seconds: Input should be greater than 0"):
         client.begin_episode(max_episode_seconds=0)
