@@ -273,9 +273,10 @@ class RemoteEngine:
             try:
                 status = await calls.perform(wire.wait_status_call(change, WATCH_POLL))
             except SwarmGatewayError as exc:
-                if exc.message != trouble:
+                # a message says how many seconds the call was tried
+                if exc.code != trouble:
                     logger.warning("the engine's state is unknown: %s", exc.message)
-                early, trouble = early + 1, exc.message
+                early, trouble = early + 1, exc.code
             else:
                 trouble = ""
                 answered_early = monotonic() - began < WATCH_POLL / 2

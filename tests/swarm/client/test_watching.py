@@ -152,6 +152,18 @@ def test_a_token_that_is_refused_for_a_while_does_not_end_the_watch(
     assert caplog.text.count("unknown token") == 1
 
 
+def test_a_server_that_is_away_is_told_once_though_its_messages_differ(
+    server: ScriptedServer, client: SwarmClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the messages of calls that say how many seconds they tried."""
+    away = [Answer({"error": {"message": f"away, {number}"}}, 503) for number in range(3 * QUICK.attempts)]
+    server.script("/status", at(1, 0), *away, at(2, 1, SYNCING), at(2, 1, SYNCING))
+    calls = Calls()
+    client.add_entering_weight_sync_callback(calls)
+    assert calls.reached(1)
+    assert caplog.text.count("the engine's state is unknown") == 1
+
+
 def test_a_status_is_watched_inside_a_block(server: ScriptedServer, client: SwarmClient) -> None:
     server.script("/status", at(1, 0), at(2, 0, OFFLINE), at(2, 0, OFFLINE))
     seen = Calls()
