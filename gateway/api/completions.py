@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from adapters.dialects import CompletionsDialect, LLMRequest
 from adapters.dialects.completions import prompts_of
@@ -114,7 +114,8 @@ class CompletionsEndpoint(DialectEndpoint):
 def _object(text: bytes | str) -> dict[str, Any]:
     """An answer or chunk as JSON; raises :class:`UpstreamError` for anything else."""
     fields = object_in(text) or {}
-    if isinstance(fields.get("choices"), list):
+    choices: Any = fields.get("choices")
+    if isinstance(choices, list) and all(isinstance(choice, dict) for choice in cast("list[Any]", choices)):
         return fields
     message = error_in(text).get("message")
     raise UpstreamError(str(message or "the upstream's answer has no choices"), code="malformed_answer")

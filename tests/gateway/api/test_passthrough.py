@@ -278,10 +278,12 @@ async def test_what_the_upstream_keeps_is_asked_for_there(upstream: Upstream, op
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("nonsense", ["\0answer", '{"choices": [5]}'])
 async def test_a_fallback_that_answers_nonsense_to_prompts_is_a_502(
-    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, streamed: bool
+    swarm: Swarm, upstream: Upstream, open_gateway: OpenGateway, streamed: bool, nonsense: str
 ) -> None:
     swarm.state = EngineState.OFFLINE
+    upstream.answers["/v1/completions"] = lambda _: Response(nonsense)
     body = {"model": "tiny", "prompt": ["a", "b"], "stream": streamed}
     async with open_gateway(upstream={"base_url": upstream.url}, offline_wait_seconds=0.0) as http:
         response = await http.post("/v1/completions", json=body)
