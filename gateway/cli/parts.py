@@ -62,7 +62,7 @@ def part_of(path: Path, section: Section) -> FilePart:
     settings = mapping_in(path, data, section)
     if section == "gateway" and "jobs" in data:
         jobs, routes = map(str, mapping_in(path, data, "jobs")), settings.get("routes") or []
-        # what is none is told by the gateway's own check
+        # the gateway's own check refuses routes that are none
         with suppress(TypeError, KeyError):
             named = {route["name"] for route in routes}
             settings["routes"] = [*routes, *({"name": name} for name in jobs if name not in named)]

@@ -302,6 +302,7 @@ def _read_chat(relayed: Relayed, headers: Mapping[str, str]) -> Decided | Live:
     if not isinstance(relayed.body, bytes):
         return Live(_chunks(relayed.body), headers, relayed.close)
     completion = _object(relayed.body)
+    # which raises where it is no answer
     SampledAnswer.from_completion(completion)
     return Decided(completion, headers)
 

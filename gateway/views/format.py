@@ -15,8 +15,6 @@ from typing import TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
-from swarm.progress import share
-
 T = TypeVar("T")
 #: Title of a column -> its cell of an item; a title that begins with ``>`` aligns its column to the right.
 Columns = Mapping[str, Callable[[T], str]]
@@ -165,6 +163,9 @@ def measure(value: float) -> str:
 
 def percent(part: float, whole: float) -> str:
     """``37%``, see :func:`share`; :data:`UNKNOWN` of nothing."""
+    # what it stands beside needs pydantic, for which no error message waits
+    from swarm.progress import share
+
     return share(part / whole) if whole > 0 else UNKNOWN
 
 

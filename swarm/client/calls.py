@@ -160,7 +160,7 @@ class Calls:
         self._background = Background(CLOSE_GRACE, quiet=True)
         self._releasing = asyncio.Semaphore(MOST_RELEASES)
         self._claims = OpenClaims()
-        #: why claims waited at the last answer; empty: they did not
+        #: why the server's last answer to a claim granted nothing; empty: it granted episodes
         self._waits_for = ""
         #: whether the log says that no server answers, since one did
         self._is_silent = False

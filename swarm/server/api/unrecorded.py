@@ -32,6 +32,10 @@ from swarm.server.dataplane.replica_client import AbortedError, Body, Retries, T
 from swarm.server.dataplane.routes import DataPlane, EventStreamResponse
 
 
+def _named(answer: Body, model: str) -> Body:
+    return answer | {"model": model} if "model" in answer else answer
+
+
 def _aborted(answer: Body) -> bool:
     choices: list[Body] = answer.get("choices") or []
     return any(choice.get("finish_reason") == "abort" for choice in choices)
@@ -136,6 +140,7 @@ class UnrecordedRoutes:
         """
         plane, retries = self.plane, Retries(self.plane.config.call_attempts)
         placement, body = plane.placement(owner, asked), asked | {"model": owner.engine_model}
+        name = plane.controller.job.model_name
         while True:
             try:
                 async with placement.lease(1) as base_url:
@@ -145,12 +150,13 @@ class UnrecordedRoutes:
             except TransientError as exc:
                 await retries.after(exc)
                 continue
-            return self._named(answer)
+            return _named(answer, name)
 
     async def _chunks(self, owner: UnrecordedCall, path: str, asked: Body) -> AsyncGenerator[list[Body]]:
         """The chunks of a streamed answer, in lists of those that arrived together; raises as :meth:`_answer`."""
         plane, retries = self.plane, Retries(self.plane.config.call_attempts)
         placement, body = plane.placement(owner, asked), asked | {"model": owner.engine_model}
+        name = plane.controller.job.model_name
         begun = False
         while True:
             try:
@@ -162,7 +168,7 @@ class UnrecordedRoutes:
                         whole = list(takewhile(lambda event: not _aborted(event), together))
                         if whole:
                             begun = True
-                            yield [self._named(event) for event in whole]
+                            yield [_named(event, name) for event in whole]
                         if len(whole) < len(together):
                             raise AbortedError
                 return
@@ -170,6 +176,3 @@ class UnrecordedRoutes:
                 if begun:
                     raise
                 await retries.after(exc)
-
-    def _named(self, answer: Body) -> Body:
-        return answer | {"model": self.plane.controller.job.model_name} if "model" in answer else answer

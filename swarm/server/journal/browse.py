@@ -19,7 +19,7 @@ from swarm.server.journal.schema import reading
 from swarm.server.journal.sqlite import clean, finish_reason_of, notes_of, state_name, unpack_trajectory
 from swarm.types import Notes
 
-#: Latest ends that are looked through, groups in one answer, and steps with a histogram.
+#: Latest ends that are looked through, and steps with a histogram.
 MAX_ENDS, MAX_STEPS = 5_000, 20
 
 _COLUMNS = (

@@ -255,10 +255,10 @@ async def test_data_that_breaks_off_ends_the_replay(tmp_path: Path) -> None:
 
 
 def test_each_epoch_has_every_prompt_in_an_order_that_the_seed_fixes(data: Path) -> None:
-    one, same, other = ([task.main_query for task in islice(epochs_of(data, seed), 12)] for seed in (1, 1, 2))
+    first, same, other = ([task.main_query for task in islice(epochs_of(data, seed), 12)] for seed in (1, 1, 2))
     half = 6
-    assert sorted(one[:half]) == sorted(one[half:]) == [f"q{n}?" for n in range(6)]
-    assert one[:half] != one[half:] and one == same != other
+    assert sorted(first[:half]) == sorted(first[half:]) == [f"q{n}?" for n in range(6)]
+    assert first[:half] != first[half:] and first == same != other
 
 
 def test_progress_says_on_how_many_answers_the_hook_failed() -> None:

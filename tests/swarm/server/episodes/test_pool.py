@@ -285,8 +285,8 @@ def test_the_row_of_an_end_has_the_state_of_the_episode(rolls: bool) -> None:
     sample(pool, trained)
     if not rolls:
         pool.follow(EngineStates(VllmState.PAUSED, TrainerState.IDLE))
-    for one in (trained, untrained, evaluated):
-        pool.end("me", "a", ends(one))
+    for episode in (trained, untrained, evaluated):
+        pool.end("me", "a", ends(episode))
     pool.abort("me", aborted.episode_uuid)
     clock.now += 2.0
     pool.expire()
@@ -295,6 +295,6 @@ def test_the_row_of_an_end_has_the_state_of_the_episode(rolls: bool) -> None:
     assert {row.episode_uuid: row.state for row in rows if isinstance(row, EndRow)} == {
         trained.episode_uuid: EpisodeState.FINISHED,
         untrained.episode_uuid: EpisodeState.DROPPED,
-        **dict.fromkeys([one.episode_uuid for one in (evaluated, aborted, idle)], freed),
+        **dict.fromkeys([episode.episode_uuid for episode in (evaluated, aborted, idle)], freed),
         left.episode_uuid: EpisodeState.DELETED,
     }
