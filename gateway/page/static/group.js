@@ -31,6 +31,8 @@ export async function openGroup(main, id, app) {
   /** Of which answer the correction is written, and what of it is there. */
   let { editing = null, draft = null } = (mayJudge && drafts.get(written)) || {};
   let busy = false;
+  /** Whether the group changed while it could not be drawn. */
+  let behind = false;
 
   const mine = () => group.judgements[app.me.name];
   const hidden = () => blind && !mine();
@@ -158,6 +160,7 @@ export async function openGroup(main, id, app) {
   function leave() {
     close();
     draw();
+    catchUp();
   }
   function edit() {
     if (!mayJudge) return;
@@ -189,12 +192,22 @@ export async function openGroup(main, id, app) {
       app.toast(failure.message, true);
     } finally {
       busy = false;
+      catchUp();
     }
+  }
+  /** Show what others changed, once that disturbs nothing. */
+  function catchUp() {
+    if (!behind || editing !== null || busy) return;
+    behind = false;
+    refresh().catch(() => {});
   }
   /** What is unfolded or scrolled, and stays so where others change the group. */
   const places = () => /** @type {any[]} */ ([...main.querySelectorAll("details, .question, .text")]);
   async function refresh() {
-    group = await app.read(`/groups/${encodeURIComponent(id)}`);
+    const read = await app.read(`/groups/${encodeURIComponent(id)}`);
+    // a later one was faster; events have numbers of one length
+    if (read.last < group.last) return;
+    group = read;
     const before = places().map(({ open, scrollTop }) => ({ open, scrollTop }));
     draw();
     places().forEach((element, n) => Object.assign(element, before[n]));
@@ -220,8 +233,9 @@ export async function openGroup(main, id, app) {
     /** Whether something is written that a new drawing would lose. */
     writing: () => editing !== null,
     group(row) {
-      if (row.id !== id || editing !== null || busy) return;
-      refresh().catch(() => {});
+      if (row.id !== id) return;
+      behind = true;
+      catchUp();
     },
     keys: {
       ...picks,
