@@ -96,7 +96,7 @@ def test_limits(box: Sandbox, program: str, said: str) -> None:
 @pytest.mark.slow
 def test_processor_time_is_limited() -> None:
     began = time.monotonic()
-    assert Sandbox(Limits(cpu_seconds=1)).run("while True: pass").status == 137
+    assert Sandbox(Limits(seconds=60.0, cpu_seconds=1)).run("while True: pass").status == 137
     assert time.monotonic() - began < 60
 
 
