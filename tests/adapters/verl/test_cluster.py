@@ -261,7 +261,7 @@ try:
     workers = placement_group(
         [{"CPU": ResourcePoolManager.max_colocate_count, "GPU": 1}] * job.n_gpu, strategy="STRICT_PACK"
     )
-    print(actors.wait(30), workers.wait(30))
+    print(actors.wait(120), workers.wait(120))
 finally:
     ray.shutdown()
     folder.remove()

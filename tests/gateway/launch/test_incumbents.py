@@ -99,7 +99,7 @@ class Site:
         return [values for told, values in self.events if told == kind]
 
     def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, self.events
             self.incumbents.look()

@@ -133,7 +133,7 @@ def test_a_hangup_while_the_gateway_starts_reaches_it_once_it_listens(
     def hang_up(values: dict[str, Any]) -> None:
         if values["name"] == "gateway":
             os.kill(os.getpid(), signal.SIGHUP)
-            assert passed_on.wait(20)
+            assert passed_on.wait(60)
 
     monkeypatch.setattr(up_class, "reload_gateway", reload_gateway)
     run = Run("steps", tmp_path, listening=hang_up, gateway_restarting=interrupt(), step=interrupt())
@@ -164,7 +164,7 @@ def test_a_reload_while_the_gateway_starts_again_reaches_it_once_it_listens(
             interrupt()(values)
 
     monkeypatch.setattr(up_class, "_spawn", spawned)
-    at_last = threading.Timer(30, interrupt(), [{}])
+    at_last = threading.Timer(60, interrupt(), [{}])
     at_last.start()
     kill = lambda values: os.kill(gateways[0].pid, signal.SIGKILL)  # type: ignore[reportUnknownLambdaType]  # noqa: E731
     assert Run("steps", tmp_path, ready=kill, gateway_restarting=restarting)()[-1] == "stopped"
@@ -349,12 +349,12 @@ def test_a_trainer_killed_under_traffic_comes_back_and_the_gateway_never_left(
             os.kill(started()[-1]["started"], signal.SIGKILL)
         steps.append(values["batch_id"])
         if users.recovered.is_set():
-            assert users.trained_again.wait(30), "nobody was answered by the engine that came back"
+            assert users.trained_again.wait(60), "nobody was answered by the engine that came back"
             users.join()
             interrupt()(values)
 
     def restarting(values: dict[str, Any]) -> None:
-        assert users.refused.wait(30), "nobody was told to come later"
+        assert users.refused.wait(60), "nobody was told to come later"
 
     def recovered(values: dict[str, Any]) -> None:
         steps_before.extend(steps)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gateway.tui.app import MonitorApp
 
 #: Seconds; how long anything may take on a machine that has much else to do.
-DEADLINE = 15.0
+DEADLINE = 60.0
 
 
 @dataclass
