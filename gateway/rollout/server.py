@@ -47,8 +47,6 @@ _FIRST_PROMPTS = {"Claude Code": 27_000, "opencode": 9_000, "Codex": 7_600}
 _STATUS_AGE = 2.0
 #: Age at which the status is read again in the background.
 _STATUS_STALE = 1.0
-#: Longest single long-poll: a claim whose caller is gone is in the server's queue for at most this long.
-_POLL_SECONDS = 20.0
 _STATUS_TIMEOUT = 5.0
 #: Seconds after which the last news of a server that is away is too old to act on.
 _GONE_AGE = 10.0
@@ -101,14 +99,17 @@ class Waiting:
         """Seconds left of the bound for an engine in that state; ``None``: there is no server."""
         return self._left(down=engine in (_DOWN_STATES if self.settings.upstream is None else _AWAY_STATES))
 
+    def left_after(self, code: str | None) -> float:
+        """The same while claims fail with ``code``."""
+        return self._left(down=code in (_DOWN_CODES if self.settings.upstream is None else _AWAY_CODES))
+
     async def after(self, error: UnavailableError) -> None:
         """Pause before the next attempt.
 
         Raises:
             UnavailableError: ``error`` itself, when the bound for its kind is reached.
         """
-        left = self._left(down=error.code in (_DOWN_CODES if self.settings.upstream is None else _AWAY_CODES))
-        if left <= 0:
+        if (left := self.left_after(error.code)) <= 0:
             raise error
         self._failures += 1
         await asyncio.sleep(min(left, _PAUSES.delay(self._failures)))
@@ -246,9 +247,8 @@ class Swarm:
         """
         while True:
             report = await self.fresh_report()
-            wait = min(_POLL_SECONDS, waited.left_for(report.engine))
             try:
-                return await self._claim(count, wait, idle_seconds)
+                return await self._claim(count, waited.left_for(report.engine), waited, idle_seconds)
             except UnavailableError as exc:
                 if exc.code in NO_EPISODE_NEEDED or exc.code == "journal_unavailable":
                     # a full disk: no wait of a user makes room
@@ -261,8 +261,8 @@ class Swarm:
                     f"the swarm server refuses: {exc.message}", code="swarm_refused", retry_after=30
                 ) from exc
 
-    async def _claim(self, count: int, wait: float, idle_seconds: float) -> EpisodeGroup:
-        """One claim. When it is cancelled, the client withdraws it."""
+    async def _claim(self, count: int, wait: float, waited: Waiting, idle_seconds: float) -> EpisodeGroup:
+        """One claim, which has one place in the server's queue. When it is cancelled, the client withdraws it."""
         calls, throttle = self.client.calls, self._throttle()
         fields = {
             "client_uuid": calls.client_uuid,
@@ -279,7 +279,7 @@ class Swarm:
                     raise
             # a group that waits for feedback must not keep a user waiting
             self.open_groups.make_room()
-        return await calls.claim(wanted, wait, throttle)
+        return await calls.claim(wanted, wait, throttle, waited.left_after)
 
     def _throttle(self) -> SwarmThrottlePolicy | None:
         if self._share is None:

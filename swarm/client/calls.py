@@ -239,17 +239,22 @@ class Calls:
         return await self.perform(wire.Call("GET", "/status", ServerStatus, query=query))
 
     async def claim(
-        self, wanted: ClaimEpisodeRequest, wait_seconds: float, throttle: Throttle | None
+        self,
+        wanted: ClaimEpisodeRequest,
+        wait_seconds: float,
+        throttle: Throttle | None,
+        left: Callable[[str], float] = lambda _: float("inf"),
     ) -> wire.EpisodeGroup:
         """Claim what is ``wanted`` within ``wait_seconds``. With the key of an earlier claim it gets the episodes of
-        that one.
+        that one. ``left`` gives the seconds that it may still wait, by the code of what it waits for.
 
         Raises:
             UnavailableError: none in time; ``code`` says why.
             RequestError: the server refuses the request itself.
             StateError: the client is closed.
         """
-        deadline = monotonic() + wait_seconds
+        started = monotonic()
+        latest = deadline = started + wait_seconds
         life = wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
         key = wanted.idempotency_key or uuid.uuid4().hex
         throttle = None if throttle is None else as_policy(throttle)
@@ -273,12 +278,13 @@ class Calls:
                 logger.info("waiting for episodes of %s: %s", self.server_url, answer.fail_cause or code)
                 self._waits_for = code
             now = monotonic()
+            deadline = min(latest, now + left(code))
             offline_since = (offline_since or began) if code == "engine_offline" else None
             offline = now - offline_since if offline_since is not None else -1.0
             refused = wanted.unless_batch_waits and code in NO_EPISODE_NEEDED
             if now >= deadline or offline >= OFFLINE_GRACE or refused:
                 what = f"{wanted.count} episodes" if isinstance(wanted, ClaimGroupRequest) else "an episode"
-                within = f"and gave up after {offline:.0f} s" if now < deadline else f"within {wait_seconds:g} s"
+                within = f"and gave up after {now - started:.0f} s" if now < latest else f"within {wait_seconds:g} s"
                 raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
             early = early + 1 if now - began < poll / 2 else 0
             await self.pause_between_polls(early, deadline - now)
