@@ -45,6 +45,7 @@ class Collection:
         client_timeout: seconds without a sign of life after which nobody waits for a client; only time in which the
             engine rolls counts, see :meth:`follow`.
         run_id: the run that the counts are of.
+        before: the collection of the job before, whose clients go on.
 
     Attributes:
         method: says when there is a batch.
@@ -60,6 +61,7 @@ class Collection:
         clock: Callable[[], float] = time.monotonic,
         append: Callable[..., None] = lambda *rows: None,
         run_id: str = "",
+        before: Collection | None = None,
     ) -> None:
         self._job = job
         self._append = append
@@ -67,8 +69,8 @@ class Collection:
         #: episodes of the run so far
         self.trained = self.dropped = self.quarantined = 0
         self._clock = clock
-        self._rolling = rolling = RollingClock(clock)
-        self._clients = Clients(client_timeout, rolling, clock)
+        self._rolling = rolling = RollingClock(clock) if before is None else before._rolling
+        self._clients = Clients(client_timeout, rolling, clock) if before is None else before._clients
         self.shares = Shares(job.num_repeat, client_timeout, rolling)
         self.method = method_of(job.collection, job.batch_size, job.num_repeat)
         self.bound = max(job.max_cached_episodes, job.batch_size * job.num_repeat + job.slots)

@@ -129,7 +129,7 @@ class EpisodePool:
         self.stages.job = _terms(job)
         if job != self.job:
             self.job = job
-            self.collection = self._new_collection(run_id)
+            self.collection = self._new_collection(run_id, self.collection)
 
     def continue_run(self, job: TrainJob) -> None:
         """Continue under ``job``, which must collect exactly as the one before."""
@@ -424,8 +424,8 @@ class EpisodePool:
         self.comparisons = Comparisons(self._append, run_id, self.stages.judged, self.stages.is_left)
         self.watch = TrainingWatch(self._append, self._watch_rules, run_id)
 
-    def _new_collection(self, run_id: str) -> Collection:
-        collection = Collection(self.job, self._client_timeout, self._clock, self._append, run_id)
+    def _new_collection(self, run_id: str, before: Collection | None = None) -> Collection:
+        collection = Collection(self.job, self._client_timeout, self._clock, self._append, run_id, before)
         # a run begins before its engine rolls
         collection.follow(False)
         return collection

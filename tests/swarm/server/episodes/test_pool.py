@@ -90,6 +90,16 @@ def test_time_before_the_engine_rolls_is_held_against_no_client() -> None:
         pool.follow(OFFLINE)
 
 
+def test_a_clients_counts_are_those_since_the_server_started_whatever_job_comes() -> None:
+    pool = rolling_pool()
+    pool.end("me", "a", ends(*sampled(pool, 2)))
+    claim(pool)
+    for job in (JOB, JOB.model_copy(update={"lr": 0.5})):
+        pool.begin_run("r", job, "another")
+        [row] = pool.collection.rows()
+        assert (row.claimed, row.ended, row.dropped, row.running, row.waiting) == (3, 2, 2, 0, 0), job
+
+
 def test_unknown_and_doubled_episodes() -> None:
     pool = rolling_pool()
     (mine,) = sampled(pool, 1)
