@@ -79,8 +79,6 @@ class CodeRoutes:
         try:
             async with self.audit.command(request, "code sync") as details:
                 self._check_enabled()
-                if not flag(request, "force_restart"):
-                    self.changes.check_offline("code")
                 archive = bytes(await read_body(request.receive))
                 caller: TokenHolder = request.scope["caller"]
                 sent = {name: request.query_params.get(name, "")[:_MOST_TEXT] for name in ("revision", "message")}

@@ -90,9 +90,16 @@ class Changes:
         """
         async with self._lock:
             before = await self._selected()
+            # only its content says whether it is other code
             stored = await _stored(partial(self._snapshots.add, archive, **sent))
             changed = before is None or stored.id != before.id
-            restarted = changed and await self._swap(stored.id, force)
+            try:
+                restarted = changed and await self._swap(stored.id, force)
+            except ConflictError:
+                # a forced change may have failed at the engine's start, and the code is selected
+                if not force:
+                    await _stored(self._snapshots.forget, stored.id)
+                raise
             folder = self._snapshots.files(stored.id)
             missing = await asyncio.to_thread(not_installed, folder, stored.files)
         logger.info("code synced to %s: an engine that starts from now on runs it, or does not start", folder)
@@ -218,16 +225,11 @@ class Changes:
             restarted = await self._applied("configuration", force, apply)
         return SyncTrainConfigResponse(success=True, restarted=restarted, new_run=new_run, ignored=read.ignored)
 
-    def check_offline(self, what: str) -> None:
-        """Raise :class:`ConflictError` unless the engine is OFFLINE."""
-        self._controller.engine.check_offline(f"change its {what}, or force a restart")
-
     async def _applied(self, what: str, force: bool, apply: Callable[[], Any]) -> bool:
         """Await ``apply`` while the engine is OFFLINE; whether it was stopped for that, or had died, and started."""
-        # an engine may have been started meanwhile
-        if not force:
-            self.check_offline(what)
         engine = self._controller.engine
+        if not force:
+            engine.check_offline(f"change its {what}, or force a restart")
         if engine.state is EngineState.OFFLINE:
             # what it died of may be what is changed, and then it is forgotten
             restarts = force and engine.failure is not None

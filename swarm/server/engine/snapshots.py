@@ -115,9 +115,13 @@ class Snapshots:
         replace_file(self._selected, (snapshot or "").encode())
         others = [stored.id for stored in self.all() if stored.id != snapshot]
         for old in others[: max(0, len(others) - KEPT)]:
-            # as one step, so that a snapshot is never there in part
-            gone = (self._folder / old).rename(self._folder / f"{PARTIAL}{old}")
-            shutil.rmtree(gone, ignore_errors=True)
+            self.forget(old)
+
+    def forget(self, snapshot: str) -> None:
+        """Remove a snapshot that is not selected."""
+        # as one step, so that a snapshot is never there in part
+        gone = (self._folder / snapshot).rename(self._folder / f"{PARTIAL}{snapshot}")
+        shutil.rmtree(gone, ignore_errors=True)
 
     def selected(self) -> Stored | None:
         """What engines import first; None if that is nothing.

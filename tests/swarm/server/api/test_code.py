@@ -123,8 +123,12 @@ async def test_only_while_the_engine_is_offline(
         add = Snapshots.add
 
         def add_while_it_boots(self: Snapshots, archive: bytes, **sent: str) -> Stored:
-            loop.call_soon_threadsafe(app.state.controller.boot)
+            loop.call_soon_threadsafe(boot)
             return add(self, archive, **sent)
+
+        def boot() -> None:
+            if app.state.controller.engine.state is EngineState.OFFLINE:
+                app.state.controller.boot()
 
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(Snapshots, "add", add_while_it_boots)
@@ -135,6 +139,25 @@ async def test_only_while_the_engine_is_offline(
             assert "/stop_engine" in told["error"]
             assert app.state.controller.engine.state is EngineState.BOOTING
     assert Snapshots(tmp_path / "run").selected() is None
+
+
+async def test_the_selected_code_again_changes_nothing_while_the_engine_runs_and_other_code_leaves_nothing(
+    tmp_path: Path, archive: bytes
+) -> None:
+    app = app_of(tmp_path)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        await client.post("/sync_train_config", json={"yaml_as_string": "model: tiny"})
+        first = SyncTrainCodeResponse.model_validate_json(
+            (await client.post("/sync_train_code", content=archive, headers=ZIP)).content
+        )
+        app.state.controller.boot()
+        again = await client.post("/sync_train_code", content=archive, headers=ZIP)
+        told = SyncTrainCodeResponse.model_validate_json(again.content)
+        assert (told.success, told.changed, told.snapshot) == (True, False, first.snapshot)
+        (tmp_path / "mine/my_reward/__init__.py").write_text("NAME = 'another'")
+        other = await client.post("/sync_train_code", content=zipped(tmp_path / "mine"), headers=ZIP)
+        assert (other.status_code, other.json()["code"]) == (400, "engine_not_offline")
+    assert [stored.about for stored in Snapshots(tmp_path / "run").all()] == [first.snapshot]
 
 
 async def test_archives_that_are_refused(tmp_path: Path, archive: bytes) -> None:
