@@ -45,6 +45,7 @@ from swarm.protocol import (
     EndedResponse,
     EndGroupRequest,
     SuccessResponse,
+    SwarmThrottlePolicy,
     WithdrawClaimRequest,
 )
 from swarm.states import EngineState
@@ -94,6 +95,11 @@ _STATE_CODES = {
 
 
 _CLOSED = "this client is closed"
+
+
+def _is_refusal(wanted: ClaimEpisodeRequest, code: str | None) -> bool:
+    """Whether the claim does not wait while it fails with ``code``."""
+    return wanted.unless_batch_waits and code in NO_EPISODE_NEEDED
 
 
 class UnsentError(UnavailableError):
@@ -253,11 +259,32 @@ class Calls:
             RequestError: the server refuses the request itself.
             StateError: the client is closed.
         """
-        started = monotonic()
-        latest = deadline = started + wait_seconds
         life = wanted.max_episode_seconds or min(MAX_SECONDS, LIFE * wanted.discard_episode_timeout)
         key = wanted.idempotency_key or uuid.uuid4().hex
         throttle = None if throttle is None else as_policy(throttle)
+        body = wanted.model_copy(update={"idempotency_key": key, "max_episode_seconds": life})
+        try:
+            return await self._claim(body, wait_seconds, throttle, left)
+        except UnsentError:
+            raise
+        except (asyncio.CancelledError, StateError, UnavailableError) as exc:
+            # the server may be granting just now, and a repetition of a poll may arrive late; its caller may repeat a
+            # key of its own, and for claims that are refused at once this would be as many requests again
+            refused = isinstance(exc, UnavailableError) and _is_refusal(wanted, exc.code)
+            if wanted.idempotency_key is None and not refused:
+                request = WithdrawClaimRequest(client_uuid=body.client_uuid, idempotency_key=key)
+                self.release(wire.Call("POST", "/withdraw_claim", SuccessResponse, request))
+            raise
+
+    async def _claim(
+        self,
+        wanted: ClaimEpisodeRequest,
+        wait_seconds: float,
+        throttle: SwarmThrottlePolicy | ThrottleSchedule | None,
+        left: Callable[[str], float],
+    ) -> wire.EpisodeGroup:
+        started = monotonic()
+        latest = deadline = started + wait_seconds
         offline_since: float | None = None
         early = 0
         while True:
@@ -266,9 +293,8 @@ class Calls:
                 policy = policy.at((await self.perform(wire.ENGINE_STATUS, deadline=deadline)).global_step)
             began = monotonic()
             poll = min(LONG_POLL, max(0.0, deadline - began))
-            of_now = {"throttle_policy": policy, "wait_seconds": poll}
-            body = wanted.model_copy(update={"idempotency_key": key, "max_episode_seconds": life, **of_now})
-            answer = await self._poll(body, deadline, withdraws=wanted.idempotency_key is None)
+            body = wanted.model_copy(update={"throttle_policy": policy, "wait_seconds": poll})
+            answer = await self._poll(body, deadline)
             if answer.success:
                 self._waits_for = ""
                 return wire.episodes_of(answer, self.server_url)
@@ -281,8 +307,7 @@ class Calls:
             deadline = min(latest, now + left(code))
             offline_since = (offline_since or began) if code == "engine_offline" else None
             offline = now - offline_since if offline_since is not None else -1.0
-            refused = wanted.unless_batch_waits and code in NO_EPISODE_NEEDED
-            if now >= deadline or offline >= OFFLINE_GRACE or refused:
+            if now >= deadline or offline >= OFFLINE_GRACE or _is_refusal(wanted, code):
                 what = f"{wanted.count} episodes" if isinstance(wanted, ClaimGroupRequest) else "an episode"
                 within = f"and gave up after {now - started:.0f} s" if now < latest else f"within {wait_seconds:g} s"
                 raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
@@ -350,24 +375,13 @@ class Calls:
         if early:
             await self.pause(max(0.0, min(self.policy.delay(min(early, 4)), remaining)))
 
-    async def _poll(self, body: ClaimEpisodeRequest, deadline: float, *, withdraws: bool) -> ClaimAnswer:
-        """One poll. Where it ends without an answer, the server may be granting just now. So the claim is withdrawn,
-        which hands back what it is granted; ``withdraws``: unless its caller has its key, and may repeat it."""
+    async def _poll(self, body: ClaimEpisodeRequest, deadline: float) -> ClaimAnswer:
         timeout = body.wait_seconds + wire.WAIT_GRACE
         call: wire.Call[ClaimAnswer] = wire.Call("POST", "/claim_episode", ClaimEpisodeResponse, body, timeout)
         if isinstance(body, ClaimGroupRequest):
             call = wire.Call("POST", "/claim_group", ClaimGroupResponse, body, timeout)
-        try:
-            with self._claims.waiting():
-                return await self.perform(call, deadline=deadline)
-        except UnsentError:
-            raise
-        except (asyncio.CancelledError, StateError, UnavailableError):
-            if withdraws:
-                names = {"client_uuid": body.client_uuid, "idempotency_key": body.idempotency_key}
-                request = WithdrawClaimRequest.model_validate(names)
-                self.release(wire.Call("POST", "/withdraw_claim", SuccessResponse, request))
-            raise
+        with self._claims.waiting():
+            return await self.perform(call, deadline=deadline)
 
     async def _code_of(self, cause: str, deadline: float) -> str:
         for phrase, code in _PHRASE_CODES.items():

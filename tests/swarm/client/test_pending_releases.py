@@ -11,6 +11,7 @@ import pytest
 from swarm.client import AsyncSwarmClient, RetryPolicy, SwarmClient
 from swarm.client.calls import MOST_RELEASES, RELEASE_POLICY
 from swarm.errors import RequestError, UnavailableError
+from swarm.protocol import BATCH_WAITS, NO_EPISODES
 from tests.ports import free_ports
 from tests.swarm.client.conftest import QUICK
 from tests.swarm.client.scripted import DROP, Answer, ScriptedServer
@@ -73,6 +74,20 @@ def test_a_claim_that_may_have_been_granted_is_withdrawn(server: ScriptedServer)
             client.claim_group(2, 1.0, idempotency_key="mine, to be asked for again")
     lost = server.bodies("/claim_group")[0]["idempotency_key"]
     assert [body["idempotency_key"] for body in server.bodies("/withdraw_claim")] == [lost]
+
+
+def test_a_claim_that_got_nothing_is_withdrawn_as_a_repetition_of_it_may_arrive_late(server: ScriptedServer) -> None:
+    server.script("/withdraw_claim", {"success": True})
+    none = {"success": False, "client_uuid": "me"}
+    batch_waits = none | {"fail_cause": BATCH_WAITS}
+    server.script("/claim_group", none | {"fail_cause": NO_EPISODES}, batch_waits, none | {"fail_cause": NO_EPISODES})
+    with SwarmClient(server.url, client_uuid="me", policy=ONCE) as client:
+        # a gateway's requests are refused so by the hundred
+        for key, gives_way in ((None, False), (None, True), ("mine, to be asked for again", False)):
+            with pytest.raises(UnavailableError):
+                client.claim_group(2, 0.0, idempotency_key=key, unless_batch_waits=gives_way)
+    first, *_ = server.bodies("/claim_group")
+    assert [body["idempotency_key"] for body in server.bodies("/withdraw_claim")] == [first["idempotency_key"]]
 
 
 def test_a_closed_client_aborts_without_a_word(server: ScriptedServer, client: SwarmClient) -> None:
