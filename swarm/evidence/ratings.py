@@ -48,6 +48,8 @@ class Ratings:
     def add(self, rating: SideRating) -> None:
         """Count ``rating``."""
         ratings = self._by_side[rating.side]
+        if ratings.get(rating.answer) == rating.rating:
+            return
         if rating.answer in ratings:
             # bets cannot be taken back
             self._begin_anew()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.evidence.betting import Wealth
 from swarm.evidence.pairs import GateRules, Pair, Side, SideResult, Terms
 from swarm.evidence.ratings import Ratings, SideRating
 from swarm.evidence.verdict import PairedEvidence
@@ -72,6 +74,20 @@ def test_the_latest_rating_of_an_answer_counts_and_no_other(made: list[tuple[Sid
         once.add(rated(side, value, str(answer)))
     assert ratings.lower(0.05) == once.lower(0.05)
     assert vars(ratings) == vars(once)
+
+
+def test_a_rating_that_is_repeated_takes_no_bet_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bets: list[float] = []
+
+    def add(wealth: Wealth, value: float) -> None:
+        bets.append(value)
+
+    monkeypatch.setattr(Wealth, "add", add)
+    ratings = filled([-1.0] * 5, [1.0] * 5)
+    for _ in range(2):
+        ratings.lower(0.05)
+        ratings.add(rated("challenger", -1.0, "challenger 0"))
+    assert bets == [1.0] * 5
 
 
 def test_the_guard_makes_the_challenger_worse_and_the_sentence_says_so() -> None:
