@@ -43,9 +43,8 @@ class ServerPlan:
 
     @property
     def url(self) -> str:
-        """Of its address; any free port, which nobody knows yet, is a port 1: no address has a port 0."""
-        host, port = self.address
-        return url_of(host, port or 1)
+        """Of its address, see :func:`swarm.http.serve.url_of`."""
+        return url_of(*self.address)
 
     def of(self, what: str) -> str:
         """``what`` with the name of its job, where there are several."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.app import check
 from gateway.cli.checks import check_plan
 from gateway.cli.parts import run_dirs
 from gateway.cli.sections import (
@@ -135,8 +136,11 @@ def test_what_stands_above_routes_is_none_of_them(tmp_path: Path) -> None:
 
 def test_the_engine_of_a_job_answers_as_an_incumbent_also_where_its_server_takes_any_free_port(tmp_path: Path) -> None:
     job = "job: {model: tiny, lora: {rank: 4}, serving: always}\nswarm: {port: 0}\n"
-    plan = read_plan(project(tmp_path, f"{job}gateway: {{hooks: hooks, serve: {{incumbent: {{policy: promoted}}}}}}"))
+    path = project(tmp_path, f"{job}gateway: {{hooks: hooks, serve: {{incumbent: {{policy: promoted}}}}}}")
+    plan = read_plan(path)
     assert plan.successions and plan.servers[0].address == ("127.0.0.1", 0)
+    # as `serve --check` reads it
+    assert check(read_gateway(path)) == ["default"]
 
 
 def test_an_incumbent_may_be_a_version_of_the_job_that_its_engine_answers_as(tmp_path: Path) -> None:
