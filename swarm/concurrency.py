@@ -96,6 +96,22 @@ def on_signals(act: Callable[[], None], *numbers: signal.Signals) -> Generator[N
         thread.join()
 
 
+@contextlib.contextmanager
+def ends_by_signals() -> Generator[None]:
+    """A SIGTERM, or a terminal that is closed, ends the block as an exception does; what is ignored (``nohup``) stays
+    so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [it for it in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(it) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def kill_group(pid: int) -> None:
     """SIGKILL for all processes of the group ``pid``; none for one that has ended, to which macOS permits no signal."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

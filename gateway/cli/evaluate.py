@@ -54,7 +54,7 @@ def evaluate(
     """
     import asyncio
 
-    from gateway.launch.versions import ends_by_signals, label_of, served, written
+    from gateway.launch.versions import label_of, served, written
     from gateway.replay.bar import replay_bar
     from gateway.replay.compare import scored
     from gateway.replay.run import ALL_SENT, make_config, replay
@@ -63,6 +63,7 @@ def evaluate(
     from gateway.views.format import printable
     from reward_hooks import load_hooks
     from swarm.checkpoints import check_kept, checkpoint, checkpoint_folder, score_of
+    from swarm.concurrency import ends_by_signals
     from swarm.data import epochs_of
 
     if version == against:

@@ -108,6 +108,7 @@ def export(
     The weights stay in the type that the trainer holds. A LoRA run gives an adapter folder as PEFT reads it.
     """
     from swarm.checkpoints import checkpoint, checkpoint_folder, score_of
+    from swarm.concurrency import ends_by_signals
 
     if best and step is not None:
         raise ConfigError("--step names a step and --best chooses one: give one of them")
@@ -121,7 +122,7 @@ def export(
     versions = score_of(saved).get("versions", {})
     try:
         exported = load_attribute("adapters.verl.export:exported")
-        with exported(saved, out.absolute(), lineage.job.model, merged=merged) as written:
+        with ends_by_signals(), exported(saved, out.absolute(), lineage.job.model, merged=merged) as written:
             card = load_attribute("adapters.models:model_card")(
                 lineage, written.dtype, versions, adapter=written.adapter, lora=written.lora
             )

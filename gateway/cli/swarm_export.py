@@ -31,6 +31,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write one row per episode (task, reward, output, policy versions, how it ended, timelines), or one per group."""
+    from swarm.concurrency import ends_by_signals
+
     if tokenizer and not groups:
         raise ConfigError("--tokenizer goes with --groups: episodes are exported as tokens")
     journal = run_folder(run_dir) / "journal.db"
@@ -38,10 +40,9 @@ def export(
     if groups:
         model = tokenizer or load_attribute("swarm.server.journal.export:model_of")(journal, run)
         decode = load_attribute("adapters.models:decoder")(model)
-    with stage_bars(visible=not as_json) as on_progress:
-        report = load_attribute("swarm.server.journal.export:export")(
-            journal, out, state=state, run_id=run, progress=on_progress, decode=decode
-        )
+    write = load_attribute("swarm.server.journal.export:export")
+    with ends_by_signals(), stage_bars(visible=not as_json) as on_progress:
+        report = write(journal, out, state=state, run_id=run, progress=on_progress, decode=decode)
     if groups:
         line = f"{report.path}: {report.groups} groups of {report.rows} episodes"
         if report.left_out:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -34,21 +31,6 @@ _POLL = 0.2
 _LONGEST = 1800.0
 #: Begins the names of folders in the run folder; then comes the process that they are of.
 _OURS = ".eval-"
-
-
-@contextmanager
-def ends_by_signals() -> Generator[None]:
-    """A SIGTERM, or a terminal that is closed, ends the block as an exception does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

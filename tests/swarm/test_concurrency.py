@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.concurrency import ClientGoneError, Interruptible, Once, until_gone
+from swarm.concurrency import ClientGoneError, Interruptible, Once, ends_by_signals, until_gone
 
 pytestmark = pytest.mark.anyio
 
@@ -222,3 +223,13 @@ async def test_a_task_that_interrupts_itself_hears_of_it_within_its_block_or_nev
     with pytest.raises(StopError), Interruptible() as block:
         block.interrupt(StopError())
         await asyncio.wait_for(forever(), 20)
+
+
+def test_what_is_started_with_nohup_goes_on_when_its_terminal_is_closed() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ends_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

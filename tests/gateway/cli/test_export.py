@@ -1,5 +1,8 @@
 import asyncio
 import json
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from typer.testing import CliRunner
 from gateway.cli.root import app
 from swarm.errors import ConfigError
 from swarm.server.journal.journal import Journal
+from swarm.types import OnProgress
 from tests.swarm.server.journal.build import claimed, ended
 
 
@@ -60,3 +64,28 @@ def test_mistakes_are_named(run_dir: Path, option: str, value: str, message: str
         with pytest.raises(ConfigError, match=message):
             export(run_dir, option, value, "--groups", out="x.jsonl")
     assert not (run_dir / "exports.jsonl").exists(), "nothing was written"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_of_what_people_wrote(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    seen: list[list[Path]] = []
+
+    @contextmanager
+    def ends(visible: bool = True) -> Generator[OnProgress]:
+        def progress(stage: str, done: int, total: int | None, unit: str) -> None:
+            seen.append(list(run_dir.glob(".x.jsonl.*")))
+            signal.raise_signal(number)
+
+        yield progress
+
+    monkeypatch.setattr("gateway.cli.swarm_export.stage_bars", ends)
+    before = signal.signal(number, lambda *_: None)
+    try:
+        command = ["swarm", "export", "--run-dir", str(run_dir), "--out", str(run_dir / "x.jsonl"), "--state", "all"]
+        done = CliRunner().invoke(app, command)
+    finally:
+        signal.signal(number, before)
+    assert done.exit_code == 128 + number and len(seen) == len(seen[0]) == 1
+    assert not list(run_dir.glob("*x.jsonl*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,35 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_named(
     told = ("--run-dir", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--step", "1")
     code, _, error = run(monkeypatch, capsys, *told)
     assert code == 2 and "the run removed the checkpoint global_step_1" in error and "the steps 2" in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_half_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    journal(tmp_path / "run", TrainJob(model="tiny"), *steps("r", 1))
+    saved(tmp_path / "run", _1=0.1)
+    actor = tmp_path / "run" / "checkpoints" / "global_step_1" / "actor"
+    (actor / "model_world_size_1_rank_0.pt").write_bytes(b"x")
+    (actor / "huggingface").mkdir()
+    (actor / "huggingface" / "tokenizer.json").write_bytes(b"{}")
+    read, seen = Path.read_bytes, list[list[Path]]()
+
+    def ends(path: Path) -> bytes:
+        if path.name == "tokenizer.json":
+            seen.append(list(tmp_path.glob(".out.*")))
+            signal.raise_signal(number)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", ends)
+    before = signal.signal(number, lambda *_: None)
+    try:
+        told = ("--run-dir", str(tmp_path / "run"), "--out", str(tmp_path / "out"))
+        code, _, _ = run(monkeypatch, capsys, *told)
+    finally:
+        signal.signal(number, before)
+    assert code == 128 + number and len(seen) == len(seen[0]) == 1
+    assert not list(tmp_path.glob("*out*"))
 
 
 # the weights are torch's and transformers', which take seconds to import
