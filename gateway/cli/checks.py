@@ -74,10 +74,12 @@ def _check_run_folder(server: ServerPlan, plan: UpPlan) -> None:
         check_kept(checkpoint_folder(server.job, server.run_dir), plan.from_step)
     ran, saved = None, plan.from_step or saved_step(server.job, server.run_dir)
     done = saved
-    journal = server.run_dir / "journal.db"
-    if journal.exists():
-        ran, steps = load_attribute("swarm.server.journal.browse:last_run")(journal)
+    try:
+        ran, steps = load_attribute("swarm.server.journal.browse:last_run")(server.run_dir / "journal.db")
         done = max(done, steps)
+    except ConfigError as exc:
+        if exc.code != "no_journal":
+            raise
     if done:
         check_earlier(server, ran, done, saved, changes_allowed=plan.earlier_run == "resume")
 

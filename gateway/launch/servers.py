@@ -186,8 +186,8 @@ def check_earlier(plan: ServerPlan, ran: TrainJob | None, done: int, saved: int,
     fresh = "--fresh begins anew and keeps that run beside"
     if ran is None:
         raise ConfigError(
-            f"{checkpoint_folder(plan.job, plan.run_dir)} holds checkpoints, and the run folder {plan.run_dir} does "
-            "not say of which job and model: name another job.checkpoint_dir, or move them away"
+            f"{checkpoint_folder(plan.job, plan.run_dir)} holds checkpoints, and no {plan.run_dir / 'journal.db'} says "
+            "of which job and model: restore it from a copy, name another job.checkpoint_dir, or move them away"
         )
     if saved >= job.total_training_steps and not job.serve_after_training:
         raise ConfigError(

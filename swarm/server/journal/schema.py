@@ -151,10 +151,12 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
     """A read-only connection to a journal, whether its server runs or not, for the length of the block.
 
     Raises:
-        ConfigError: there is no journal, it is empty, or it cannot be read or is damaged, also inside the block.
+        ConfigError: there is no journal or it is empty (``no_journal``), or it cannot be read or is damaged, also
+            inside the block.
     """
     if not path.is_file():
-        raise ConfigError(f"there is no journal {path}: give the run folder of a swarm server (--run-dir)")
+        message = f"there is no journal {path}: give the run folder of a swarm server (--run-dir)"
+        raise ConfigError(message, code="no_journal")
     file = path.resolve()
     address = f"{file.as_uri()}?mode=ro"
     if not (os.access(file.parent, os.W_OK) or file.with_name(file.name + "-wal").exists()):
@@ -163,7 +165,7 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(address, uri=True)) as connection:
             if _version(connection, path) == 0:
-                raise ConfigError(f"the journal {path} is empty")
+                raise ConfigError(f"the journal {path} is empty", code="no_journal")
             yield connection
     except (sqlite3.Error, ValueError) as exc:  # ValueError: what is packed in a row, or no text
         raise unreadable(path, exc) from exc

@@ -1,5 +1,6 @@
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -298,6 +299,19 @@ def test_a_wrong_key_of_verl_is_refused_before_anything_starts(tmp_path: Path, c
     assert not (tmp_path / "run").exists()
     path.write_text(path.read_text().replace("clip_ration", "clip_ratio"))
     check()
+
+
+def test_an_empty_journal_is_a_new_one_unless_checkpoints_are_beside_it(tmp_path: Path) -> None:
+    path = project(tmp_path, "job: {model: tiny}\nswarm: {run_dir: run, port: 0}\ngateway: {hooks: hooks, port: 0}\n")
+    saved = tmp_path / "run" / "checkpoints" / "global_step_3"
+    saved.mkdir(parents=True)
+    # as a kill or a full disk leaves it before it has tables
+    (tmp_path / "run" / "journal.db").touch()
+    check_plan(read_plan(path))
+    (saved / "score.json").write_text("{}")
+    for early in ("go_on", "resume"):
+        with pytest.raises(ConfigError, match=r"run/checkpoints holds checkpoints, and no .*journal\.db says .* restore"):
+            check_plan(replace(read_plan(path), earlier_run=early))
 
 
 def test_the_token_comes_from_the_environment_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

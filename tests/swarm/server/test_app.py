@@ -17,7 +17,7 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.job import TrainJob, dump_job
-from swarm.server.app import JOURNAL_NAME, run
+from swarm.server.app import JOURNAL_NAME, create_app, run
 from swarm.server.config import ServerConfig
 from swarm.server.journal.journal import Journal
 
@@ -44,6 +44,19 @@ async def test_a_run_folder_of_another_server(tmp_path: Path, caplog: pytest.Log
         assert not [record for record in caplog.records if record.name == "uvicorn.error"], "the error says it all"
     finally:
         await journal.close()
+
+
+@pytest.mark.anyio
+async def test_checkpoints_of_which_the_journal_does_not_know_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / JOURNAL_NAME).touch()
+    for told in (False, True):
+        app = create_app(ServerConfig(run_dir=tmp_path))
+        async with app.router.lifespan_context(app):
+            pass
+        assert ("holds checkpoints" in caplog.text) is told
+        (tmp_path / "checkpoints" / "global_step_3").mkdir(parents=True, exist_ok=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
