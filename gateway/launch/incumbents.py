@@ -31,7 +31,6 @@ from gateway.launch.succession import (
     ServedModel,
     Successor,
     named_successors,
-    read_successors,
     write_successors,
 )
 from gateway.launch.watch import OnEvent, UpFailedError
@@ -103,7 +102,8 @@ class Incumbents:
                 why = f"its folder {successor.folder} is gone, and the incumbent of your file answers"
             elif successor.port is None and not beside[route]:
                 # at each start and reload the gateway reads that file
-                write_successors(self.file, {to: it for to, it in read_successors(self.file).items() if to != route})
+                del named[route]
+                write_successors(self.file, named)
                 why = "it is an adapter, and with this job no engine surely answers with one beside the newest "
                 why += "(job.lora, serving: always)"
             else:
