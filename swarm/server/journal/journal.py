@@ -92,6 +92,9 @@ class Journal:
                 delete(connection, path.parent, stones)
                 try:
                     if stones:
+                        # minutes for gigabytes, and `up` shows the last lines where they are too many
+                        size = path.stat().st_size / 1e9
+                        logger.info("%s (%.1f GB) is written anew without what was deleted", path, size)
                         clear(connection, path, stones, 1.0)
                 except (UnavailableError, OSError, sqlite3.Error) as exc:
                     logger.warning("what was deleted is cleared from %s when the server is idle: %s", path, exc)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import logging
 import os
 import random
 import shutil
@@ -189,8 +190,9 @@ async def test_a_restored_journal_is_cleared_when_it_is_opened(tmp_path: Path) -
 
 @pytest.mark.parametrize("where", ["delete", "find", "_delete", "clear", "log_emptied", "_check_room"])
 async def test_what_was_cut_short_is_done_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
+    caplog.set_level(logging.INFO, "swarm")
     path = tmp_path / "journal.db"
     journal, hers = await filled(path, 8, 40)
 
@@ -204,6 +206,7 @@ async def test_what_was_cut_short_is_done_at_the_next_start(
             await journal.erase(stone())
     await journal.close()
     journal = Journal.open(path)
+    assert "is written anew without what was deleted" in caplog.text
     assert [name for name in hers if traces(tmp_path, name)] == []
     await journal.close()
 
