@@ -310,7 +310,9 @@ def test_an_empty_journal_is_a_new_one_unless_checkpoints_are_beside_it(tmp_path
     check_plan(read_plan(path))
     (saved / "score.json").write_text("{}")
     for early in ("go_on", "resume"):
-        with pytest.raises(ConfigError, match=r"run/checkpoints holds checkpoints, and no .*journal\.db says .* restore"):
+        with pytest.raises(
+            ConfigError, match=r"run/checkpoints holds checkpoints, and no .*journal\.db says .* restore"
+        ):
             check_plan(replace(read_plan(path), earlier_run=early))
 
 
