@@ -20,6 +20,15 @@ from adapters.dialects.dialect import Body, Dialect, EventStream, LLMRequest, Sa
 from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.jsons import to_json
 
+#: What gateway or swarm server heed before vLLM reads it.
+_FLAGS = (
+    "echo",
+    "continue_final_message",
+    "include_reasoning",
+    "include_stop_str_in_output",
+    "logprobs",
+    "return_token_ids",
+)
 _DELIVERY = frozenset({"stream", "stream_options", "n"})
 #: Fields that vLLM does not know although they change the form of the answer, and their harmless values.
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -53,7 +62,8 @@ class ChatDialect(Dialect):
         changed = _tools(top)
         choices, stream, include_usage = delivery(top)
         sampling(top)
-        if top.take("top_logprobs") and not top.take("logprobs"):
+        flags = {name: top.flag(name) for name in _FLAGS}
+        if top.take("top_logprobs") and not flags["logprobs"]:
             refuse("top_logprobs", "is only given with logprobs: true")
         for name, harmless in _REFUSED.items():
             top.only(name, *harmless)
@@ -61,6 +71,7 @@ class ChatDialect(Dialect):
             top.leave(name, "vLLM has no such setting", *harmless)
         if any(new is not old for new, old in zip(messages, data["messages"], strict=True)):
             changed["messages"] = messages
+        changed |= top.read
         body = {name: value for name, value in {**data, **changed}.items() if value is not None} if changed else data
         return LLMRequest(top.text("model"), messages, choices, stream, include_usage, body, top.notes.lines())
 
@@ -97,6 +108,8 @@ def delivery(top: Fields) -> tuple[int, bool, bool]:
     if options is not None and options.data and not stream:
         refuse(top.at("stream_options"), "is only allowed when stream is true")
     include_usage = options is not None and options.flag("include_usage") is True
+    if options is not None and options.read:
+        top.read["stream_options"] = options.data | options.read
     return choices or 1, stream, include_usage
 
 

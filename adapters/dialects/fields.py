@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar, cast
 
+from pydantic import ConfigDict, TypeAdapter
+
 from swarm.errors import RequestError
 
 T = TypeVar("T")
@@ -17,6 +19,7 @@ _DEEPEST = 100
 #: An index in the path of a field, also at the start of a note.
 INDEX = re.compile(r"\.\d+(?=[.:]|$)")
 _UNPRINTABLE = re.compile(r"[^ -~]|;")
+_FINITE = ConfigDict(allow_inf_nan=False)
 _NOTE_LENGTH, _MOST_NOTES = 120, 20
 
 
@@ -58,6 +61,8 @@ class Fields:
             refuse(path, "must be an object")
         #: the object as it came
         self.data = cast("dict[str, Any]", data)
+        #: fields that were read as another type than they came in
+        self.read: dict[str, Any] = {}
         self._left = {key: value for key, value in self.data.items() if value is not None}
         self.path = path
         self.notes = notes or LeftOutNotes()
@@ -93,10 +98,17 @@ class Fields:
         return self._typed(name, int | float, "a number")
 
     def _typed(self, name: str, kind: Any, what: str) -> Any:
+        """A field of this ``kind``; numbers as text, and flags as text or number, are read as vLLM reads them."""
         value = self.take(name)
-        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
+            return value
+        try:
+            if isinstance(value, bool):
+                raise ValueError("no number")
+            self.read[name] = TypeAdapter(kind, config=_FINITE).validate_python(value)
+        except ValueError:
             refuse(self.at(name), f"must be {what}")
-        return value
+        return self.read[name]
 
     def inner(self, name: str) -> Fields | None:
         """The object in field ``name``."""

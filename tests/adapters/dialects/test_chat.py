@@ -59,6 +59,27 @@ def test_parse_fills_in_what_openai_leaves_optional() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"max_tokens": 5.0}, {"max_tokens": 5}),
+        ({"max_completion_tokens": " 5 ", "seed": "7"}, {"max_completion_tokens": 5, "seed": 7}),
+        ({"temperature": "0.7", "top_p": "1e-1"}, {"temperature": 0.7, "top_p": 0.1}),
+        ({"logprobs": "false", "include_reasoning": 0}, {"logprobs": False, "include_reasoning": False}),
+        ({"n": "2", "stream": "true"}, {"n": 2, "stream": True}),
+        (
+            {"stream": True, "stream_options": {"include_usage": "on"}},
+            {"stream": True, "stream_options": {"include_usage": True}},
+        ),
+    ],
+)
+def test_numbers_and_flags_are_read_as_vllm_reads_them(given: dict[str, Any], read: dict[str, Any]) -> None:
+    request, plain = (CHAT.parse({"messages": [HELLO], **fields}) for fields in (given, read))
+    assert request == plain
+    types = {name: type(value) for name, value in request.body.items()}
+    assert types == {name: type(value) for name, value in plain.body.items()}
+
+
+@pytest.mark.parametrize(
     ("change", "param"),
     [
         ({"messages": None}, "messages"),
@@ -71,7 +92,11 @@ def test_parse_fills_in_what_openai_leaves_optional() -> None:
         ({"n": "two"}, "n"),
         ({"stream": "perhaps"}, "stream"),
         ({"temperature": "hot"}, "temperature"),
+        ({"temperature": "nan"}, "temperature"),
         ({"max_tokens": {}}, "max_tokens"),
+        ({"max_tokens": 5.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"logprobs": "perhaps"}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
         ({"tools": [3]}, "tools.0"),

@@ -73,13 +73,13 @@ def test_what_a_stream_is_to_say_of_its_usage_is_carried() -> None:
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"n": 2, "best_of": 3}, "best_of"),
-        ({"echo": "yes"}, "echo"),
+        ({"echo": "perhaps"}, "echo"),
         ({"echo": True, "logprobs": 1}, "logprobs"),
         ({"echo": True, "prompt": [1]}, "echo"),
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": "9"}, "max_tokens"),
+        ({"max_tokens": "nine"}, "max_tokens"),
         ({"temperature": "hot"}, "temperature"),
         ({"messages": []}, "messages"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
@@ -100,6 +100,15 @@ def test_values_that_ask_for_nothing_leave_the_request_as_it_is(neutral: dict[st
     call = DIALECT.parse({"prompt": "Once", **neutral})
     plain = DIALECT.parse({"prompt": "Once", **({"n": choices} if choices > 1 else {})})
     assert (call, call.choices, call.left_out) == (plain, choices, ())
+
+
+def test_numbers_and_flags_are_read_as_vllm_reads_them() -> None:
+    given = {"max_tokens": "9", "temperature": "0.5", "logprobs": 2.0, "seed": "7", "echo": "no"}
+    call, plain = (
+        DIALECT.parse({"prompt": "Once", **fields})
+        for fields in (given, {"max_tokens": 9, "temperature": 0.5, "logprobs": 2, "seed": 7})
+    )
+    assert call == plain and {type(call.body[name]) for name in ("max_tokens", "seed", "top_logprobs")} == {int}
 
 
 @st.composite

@@ -125,7 +125,7 @@ def test_an_answer_given_back_is_the_message_it_was(message: dict[str, Any]) -> 
         ({"system": [{"type": "image"}]}, "system.0.type"),
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"stop_sequences": [1]}, "stop_sequences"),
-        ({"stream": "yes"}, "stream"),
+        ({"stream": "perhaps"}, "stream"),
         ({"temperature": "hot"}, "temperature"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format.type"),

@@ -190,7 +190,7 @@ def test_an_answer_given_back_is_the_message_it_was(message: dict[str, Any]) -> 
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"conversation": "c"}, "conversation"),
-        ({"max_output_tokens": "9"}, "max_output_tokens"),
+        ({"max_output_tokens": "nine"}, "max_output_tokens"),
     ],
 )
 def test_fields_that_cannot_be_carried_are_named(change: dict[str, Any], param: str) -> None:
