@@ -319,9 +319,9 @@ def read_answer(call: Call[AnswerT], reply: Answer) -> AnswerT:
     try:
         answer = validate_known(call.answer, orjson.loads(reply.content))
     except (ValueError, LookupError, TypeError) as exc:
-        detail = f"{exc.error_count()} wrong fields" if isinstance(exc, ValidationError) else "not a JSON object"
+        detail = f"has {exc.error_count()} wrong fields" if isinstance(exc, ValidationError) else "is no JSON object"
         raise UpstreamError(
-            f"{call.path}: the server's answer is {detail}; is that a swarm server?", code="bad_answer"
+            f"{call.path}: the server's answer {detail}; is that a swarm server?", code="bad_answer"
         ) from exc
     if isinstance(answer, protocol.SuccessResponse) and not answer.success:
         raise ConflictError(f"{call.path}: {answer.error or 'refused'}", code="refused")

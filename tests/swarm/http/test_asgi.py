@@ -10,7 +10,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 import uvicorn
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,6 +29,17 @@ class Body(BaseModel):
     number: int
 
 
+class Pair(BaseModel):
+    one: int | None = None
+    two: int | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Pair:
+        if self.one is None and self.two is None:
+            raise ValueError("send one, two, or both")
+        return self
+
+
 class Echoed(BaseModel):
     number: int
     key: str
@@ -40,6 +51,14 @@ async def echo(request: Request, body: Body) -> Echoed:
 
 async def number() -> Body:
     return Body(number=1)
+
+
+async def pair(body: Pair) -> Pair:
+    return body
+
+
+async def asked(query: Pair) -> Pair:
+    return query
 
 
 async def raw(request: Request) -> Response:
@@ -60,6 +79,8 @@ def client() -> httpx.AsyncClient:
         routes=[
             JsonRoute("/echo", echo, methods=["POST"]),
             JsonRoute("/number", number),
+            JsonRoute("/pair", pair, methods=["POST"]),
+            JsonRoute("/asked", asked),
             Route("/later", later),
             Route("/later", raw, methods=["PUT"]),
             Route("/lat{rest:path}", raw, methods=["PATCH"]),
@@ -103,6 +124,15 @@ async def test_bad_bodies(client: httpx.AsyncClient, content: bytes, status: int
         answer = await client.post("/echo", content=content)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.anyio
+async def test_a_fault_of_no_single_field_is_told_in_our_own_words(client: httpx.AsyncClient) -> None:
+    async with client:
+        body = (await client.post("/pair", json={})).json()["error"]
+        query = (await client.get("/asked")).json()["error"]
+    assert (body["message"], body["param"]) == ("send one, two, or both", "")
+    assert (query["message"], query["param"]) == ("/asked?: send one, two, or both", "")
 
 
 @pytest.mark.anyio
