@@ -33,7 +33,7 @@ _Listed = Callable[[str, Sequence[str]], None]
 
 
 class CompletionsEndpoint(DialectEndpoint):
-    """``POST /v1/completions``."""
+    """The model's answers to raw prompts."""
 
     def __init__(self) -> None:
         super().__init__(CompletionsDialect())

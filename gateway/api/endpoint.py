@@ -141,7 +141,7 @@ class ApiEndpoint(ABC):
 
 
 class DialectEndpoint(ApiEndpoint):
-    """``POST`` of one dialect."""
+    """The model's answer, in the dialect of the address."""
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         raw = decoded(scope["headers"], raw, gateway.routes.plan.config.max_body_bytes)

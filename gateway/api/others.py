@@ -106,7 +106,7 @@ def _model(headers: Mapping[str, str], body: bytes) -> str | None:
 
 
 class CountTokens(ApiEndpoint):
-    """``POST /v1/messages/count_tokens``: how many tokens a request of Anthropic's would be."""
+    """How many tokens a request of Anthropic's would be."""
 
     def __init__(self) -> None:
         super().__init__(_MESSAGES)
@@ -119,7 +119,7 @@ class CountTokens(ApiEndpoint):
 
 
 class EngineCall(ApiEndpoint):
-    """``POST /tokenize`` and ``/detokenize``, as vLLM has them: the engine's own answer."""
+    """The engine's own answer about tokens, as of vLLM."""
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         data = parse_json(decoded(scope["headers"], raw, gateway.routes.plan.config.max_body_bytes))

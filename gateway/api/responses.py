@@ -33,7 +33,7 @@ from swarm.errors import NotFoundError, RequestError, SwarmGatewayError
 
 
 class ResponsesEndpoint(DialectEndpoint):
-    """``POST /v1/responses``."""
+    """The model's answer, from which a later request may go on."""
 
     def __init__(self) -> None:
         super().__init__(ResponsesDialect(stored=True))
@@ -147,7 +147,7 @@ class _StoringStream(ResponseStream):
 
 
 class KeptResponse(Passthrough):
-    """``GET`` and ``DELETE /v1/responses/{id}``: a stored response; an unknown one may be the upstream's."""
+    """A stored response, told or forgotten; an unknown one may be the upstream's."""
 
     async def read(self, gateway: Gateway, scope: Scope, raw: bytes, more_headers: Mapping[str, str]) -> Answering:
         key_id, response_id = caller_of(scope).key_id, scope["path_params"]["response_id"]

@@ -290,6 +290,9 @@ async def test_every_route_is_documented(tmp_path: Path, swarm: Swarm, gateway: 
     }
     paths = document["paths"]
     assert {(method, path) for path, methods in paths.items() for method in methods} == served
+    summaries = {path: told.get("summary", "") for path, methods in paths.items() for told in methods.values()}
+    # an address stands beside it already, and `` is no Markdown
+    assert [path for path, summary in summaries.items() if not summary or "``" in summary] == []
     assert "security" not in paths["/health"]["get"]
     assert paths["/v1/chat/completions"]["post"]["security"] == [{"key": []}, {}]
     assert paths["/v1/feedback"]["post"]["requestBody"]["required"]

@@ -97,6 +97,7 @@ class DataPlane:
         )
 
     async def group_chat_completions(self, request: Request) -> Response:
+        """One call of all episodes of a group, or of those that `x-swarm-places` names."""
         owner = self._open(request)
         if (header := request.headers.get(PLACES)) is not None:
             indices = _indices(header, len(owner.episodes))
@@ -122,6 +123,7 @@ class DataPlane:
         return UnrecordedCall(self.controller, self.config.run_dir, None if version is None else int(version))
 
     async def models(self, request: Request) -> Response:
+        """The model that is served, as a list."""
         self._open(request)
         return JSONResponse(model_list([self.card()]))
 

@@ -36,6 +36,7 @@ async def test_every_route_is_in_the_document_with_what_it_takes_and_needs(rig: 
     operations = [operation for path in whole["paths"].values() for operation in path.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     assert all("200" in operation["responses"] for operation in operations)
+    assert [operation["operationId"] for operation in operations if not operation.get("summary")] == []
     for path, method, media_type in [
         ("/v1/chat/completions", "post", "application/json"),
         ("/tokenize", "post", "application/json"),
