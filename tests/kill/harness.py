@@ -92,7 +92,8 @@ class Harness:
                 await self._kill_one(victim, port)
             self._proxy.calm = True
             await self._synced_once_more()
-            # kills that follow each other closely let no engine come up: an end for each, so that there was something to lose
+            # kills that follow each other closely let no engine come up: an end for each, so that there was something
+            # to lose
             await self._until(lambda: self._acknowledged() > kills, _PROGRESS_SECONDS, "too few ends were acknowledged")
             await self._finish()
             pool = await self._settled()
