@@ -20,7 +20,7 @@ from swarm.http.serve import allow_connections, bind, free_port, run_app, uvicor
 from tests.swarm.http.test_client import probes
 
 WEBSOCKET = (
-    b"connection: Upgrade, close\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
     b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
 
@@ -188,9 +188,10 @@ async def _answer_to(line: bytes, *parts: bytes) -> bytes:
         for part in (line + b" HTTP/1.1\r\nhost: localhost\r\n" + parts[0], *parts[1:]):
             writer.write(part)
             await asyncio.sleep(0.05)
-        async with asyncio.timeout(10):
-            answer = await reader.read()
+        async with asyncio.timeout(60):
+            head = await reader.readuntil(b"\r\n\r\n")
+            body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
         writer.close()
         server.should_exit = True
         await serving
-    return answer
+    return head + body
