@@ -121,6 +121,8 @@ class GoingOn:
                     seconds = time.monotonic() - began
                     print(f"{seconds:6.0f} s  kill {number} of {kills}: {victim}", file=sys.stderr, flush=True)
                     self._kill_one(victim)
+            self._until(lambda: self._acknowledged() > kills, self.deadlines.progress, "too few ends were acknowledged")
+            self._until(lambda: self._answered() > kills, self.deadlines.progress, "too few users were answered")
             (self.folder / "stop").touch()
             for client in self._clients:
                 assert client.wait(self.deadlines.finish) == 0, self._last("client.log")
@@ -346,6 +348,9 @@ class GoingOn:
     def _acknowledged(self) -> int:
         paths = [self.folder / f"{name}.jsonl" for name in CLIENTS]
         return sum(path.read_bytes().count(b'"acked"') for path in paths if path.exists())
+
+    def _answered(self) -> int:
+        return sum(one.status == 200 for one in self.users.answers)
 
     def _engine_lines(self) -> list[dict[str, Any]]:
         path = self.folder / "engine.jsonl"

@@ -27,7 +27,7 @@ from benchmarks.wire import Connection, ask_json
 from swarm.job import ServingMode, TrainJob, dump_job
 from tests.kill.drivers import DRIVERS
 from tests.kill.invariants import Witnesses, lines
-from tests.kill.proxy import Proxy
+from tests.kill.proxy import FAULTS, Proxy
 from tests.kill.researcher import half_applied
 from tests.standins import engine
 
@@ -90,11 +90,13 @@ class Harness:
             await self._synced_once_more()
             for victim in self._plan(kills):
                 await self._kill_one(victim, port)
+            # kills that follow each other closely let no engine come up and few requests through
+            await self._until(lambda: self._proxy.seen.keys() >= FAULTS.keys(), _PROGRESS_SECONDS, "a fault is missing")
             self._proxy.calm = True
             await self._synced_once_more()
-            # kills that follow each other closely let no engine come up: an end for each, so that there was something
-            # to lose
             await self._until(lambda: self._acknowledged() > kills, _PROGRESS_SECONDS, "too few ends were acknowledged")
+            # the engine notes it with the next batch
+            await self._until(lambda: self.code or self._recorded(), _PROGRESS_SECONDS, "no step was recorded")
             await self._finish()
             pool = await self._settled()
             operator.cancel()
@@ -180,6 +182,9 @@ class Harness:
 
     def _attempts(self) -> int:
         return sum("trained" in line for line in self._engine_lines())
+
+    def _recorded(self) -> bool:
+        return any("recorded" in line for line in self._engine_lines())
 
     def _engine_lines(self) -> list[dict[str, Any]]:
         path = self.folder / "engine.jsonl"
