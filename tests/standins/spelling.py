@@ -56,8 +56,10 @@ class Keeping(Saving):
     def step(self, batch: TrainBatch) -> bool:
         folder = Path(os.environ[FOLDER_VARIABLE]) / "batches"
         folder.mkdir(exist_ok=True)
-        with (folder / f"{os.getpid()}-{self.version}").open("wb") as file:
-            pickle.dump(batch, file)
+        # whole or not at all: the engine may be killed at any moment
+        beside = folder.parent / f"{os.getpid()}.new"
+        beside.write_bytes(pickle.dumps(batch))
+        beside.replace(folder / f"{os.getpid()}-{self.version}")
         self.save()
         return super().step(batch)
 
