@@ -20,7 +20,6 @@ from tests.standins.engine import Engine
 
 class Free(Engine):
     model = MODEL
-    server_timeout = 10.0
 
 
 async def main(job: TrainJob) -> None:

@@ -96,8 +96,7 @@ class Engine:
     """
 
     model = "m"
-    #: A killed server's engine leaves soon, so that few are there at a time.
-    server_timeout = 4.0
+    server_timeout = 10.0
 
     def __init__(self, job: TrainJob, address: str, *, lifetime: float = 86400.0) -> None:
         self.job = job
@@ -185,8 +184,6 @@ class Engine:
 class Failing(Engine):
     """The engine with its ways to fail; ``kind`` is in the module's docstring."""
 
-    server_timeout = 10.0
-
     def __init__(self, kind: str, job: TrainJob, address: str) -> None:
         super().__init__(job, address, lifetime=60)
         self.kind, _, self.code = kind.partition(":")
@@ -219,7 +216,7 @@ class Failing(Engine):
             time.sleep(5)
             return False
         if self.kind == "silent":
-            self.rollout.receive(timeout=1.0)  # by then the link's thread has sent the above
+            self.rollout.close(timeout=60)  # which sends the request for a batch
             os.kill(os.getpid(), signal.SIGSTOP)
         return True
 
@@ -281,6 +278,9 @@ def leave_traces() -> None:
 class Saving(Engine):
     """Notes its steps in ``$STANDIN_FOLDER/engine.jsonl``, begins with ``{"started": pid, "version": v, "address":
     "host:port"}``, and keeps the version of its weights in checkpoints, where and when verl does."""
+
+    #: A killed server's engine leaves soon, so that few are there at a time.
+    server_timeout = 4.0
 
     def boot(self) -> None:
         folder = Path(os.environ["SWARM_RUN_DIR"]) / "checkpoints"
