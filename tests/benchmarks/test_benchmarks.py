@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import boot, credit, lifecycle, loop, overhead, turns
 from benchmarks.processes import ROOT
+from tests.standins.vllm import ScriptedVllm, listening
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +107,13 @@ def test_overhead(tmp_path: Path) -> None:
     assert best["added_beyond_sample_and_hook_ms"]["1"]["p50_ms"] == pytest.approx(beyond, abs=0.02)
     token = first["first_token"]["p50_ms"] - sampling["first_token"]["p50_ms"]
     assert first["added_first_token_beyond_sample_ms"] == pytest.approx(token, abs=0.02)
+
+
+@pytest.mark.anyio
+async def test_however_slow_the_answers_are_two_are_measured() -> None:
+    async with listening(ScriptedVllm().app) as url:
+        row = await overhead.closed_loop(overhead.Subject(url, []), 1, 0.0)
+    assert row["p99_ms"] >= row["p50_ms"] > 0
 
 
 def test_overhead_compares_with_the_bare_proxy() -> None:
