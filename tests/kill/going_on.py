@@ -60,8 +60,8 @@ _TRAINER = ("TaskRunner", "WorkerDict", "SwarmCpuWorker", "adapters.verl")
 class Deadlines:
     """Seconds; a real engine boots for a minute or more on a busy machine."""
 
-    ready: float = 90.0
-    progress: float = 60.0
+    ready: float = 180.0
+    progress: float = 180.0
     gone: float = 45.0
     finish: float = 180.0
 

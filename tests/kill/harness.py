@@ -38,8 +38,8 @@ CLIENTS = tuple(DRIVERS)
 VICTIMS = {"server": 0.4, "client": 0.3, "engine": 0.3}
 #: the same while a researcher syncs code and restarts the engine
 CODE_VICTIMS = {"server": 0.5, "researcher": 0.4, "client": 0.1}
-_START_SECONDS = 60.0
-_PROGRESS_SECONDS = 60.0
+_START_SECONDS = 180.0
+_PROGRESS_SECONDS = 180.0
 _FINISH_SECONDS = 180.0
 
 
