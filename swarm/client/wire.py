@@ -358,6 +358,8 @@ def error_of(call: Call[Any], reply: Answer) -> SwarmGatewayError:
         return UpstreamError(f"{text} (HTTP {reply.status})", code=code)
     if reply.status == 401:
         text += f"; {_SECRET}"
+    if reply.status == 404 and code in (None, "route_not_found"):
+        text += "; a swarm server and its gateway have different addresses: is this the right one?"
     return _STATUS_ERRORS.get(reply.status, RequestError)(text, code=code, param=param)
 
 

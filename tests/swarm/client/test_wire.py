@@ -106,6 +106,15 @@ def test_an_answer_that_is_none_is_told(body: Any) -> None:
         wire.read_answer(wire.ENGINE_STATUS, reply(body))
 
 
+@pytest.mark.parametrize("body", [b"404 page not found", {"error": {"message": "no", "code": "route_not_found"}}])
+def test_an_address_that_a_server_does_not_have_is_told_from_an_episode_that_it_does_not_know(body: Any) -> None:
+    with pytest.raises(NotFoundError, match="have different addresses"):
+        wire.read_answer(wire.ENGINE_STATUS, reply(body, status=404))
+    with pytest.raises(NotFoundError) as unknown:
+        wire.read_answer(wire.ENGINE_STATUS, reply({"error": {"message": "no", "code": "unknown_episode"}}, status=404))
+    assert str(unknown.value) == "/get_engine_status: no"
+
+
 def test_a_redirect_names_where_it_leads() -> None:
     """nginx answers http:// so where it serves https:// alone: `is that a swarm server` helped nobody."""
     moved = Answer(308, {"location": "https://trainer/status"}, b"<html>")
