@@ -185,10 +185,16 @@ def test_a_process_that_has_ended_is_left_where_it_takes_no_signal(
 ) -> None:
     """As in macOS."""
 
-    def refuse(*_: int) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    kill = os.killpg
 
+    def refuse(group: int, number: int) -> None:
+        if group == child._process.pid:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        # another test's process may be collected as garbage just now, which kills it and waits for its end
+        kill(group, number)
+
+    child = StudyProcess("train", "-", tmp_path / "log")
     monkeypatch.setattr(os, "killpg", refuse)
-    with pytest.raises(LookupError, match="why it failed"), StudyProcess("train", "-", tmp_path / "log") as child:
+    with pytest.raises(LookupError, match="why it failed"), child:
         assert child.next(30.0) == {}
         raise LookupError("why it failed")

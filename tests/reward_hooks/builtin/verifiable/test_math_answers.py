@@ -471,10 +471,14 @@ def test_a_worker_that_hangs_or_dies_is_an_error_and_the_next_starts_anew(progra
 def test_a_dead_worker_is_told_where_it_takes_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in macOS, once it has ended."""
 
-    def refuse(*_: int) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    worker, kill = _Worker([sys.executable, "-S", "-c", "raise SystemExit"]), os.killpg
 
-    worker = _Worker([sys.executable, "-S", "-c", "raise SystemExit"])
+    def refuse(group: int, number: int) -> None:
+        if worker._process is not None and group == worker._process.pid:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        # an earlier test's worker may be collected as garbage just now, which kills it and waits for its end
+        kill(group, number)
+
     monkeypatch.setattr(os, "killpg", refuse)
     with pytest.raises(HookError, match="died"):
         worker.ask({}, 20)
