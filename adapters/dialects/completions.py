@@ -152,7 +152,7 @@ def _is_prompt(value: Any) -> bool:
 
 def _echoed(data: Mapping[str, Any]) -> str:
     """The beginning of each choice; empty for several prompts, whose choices differ."""
-    prompt: Any = data.get("prompt") if data.get("echo") else None
+    prompt: Any = data.get("prompt") if Fields(data).flag("echo") else None
     prompts = cast("list[Any]", prompt) if isinstance(prompt, list) else [prompt]
     return prompts[0] if len(prompts) == 1 and isinstance(prompts[0], str) else ""
 

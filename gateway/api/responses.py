@@ -18,6 +18,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Scope
 
 from adapters.dialects import ResponsesDialect
+from adapters.dialects.fields import Fields
 from adapters.dialects.jsons import encode, object_in
 from adapters.dialects.response_items import without_seals
 from adapters.dialects.responses import ResponseStream
@@ -40,8 +41,7 @@ class ResponsesEndpoint(DialectEndpoint):
 
     def prepared(self, gateway: Gateway, caller: Caller, data: dict[str, Any]) -> dict[str, Any]:
         """``data`` with the whole conversation as its input; ``store`` is on unless it is off, as at OpenAI."""
-        if data.get("store") is None:
-            data = {**data, "store": True}
+        data = {**data, "store": Fields(data).flag("store") is not False}
         content = data.get("input")
         if isinstance(content, list):
             items = cast("list[Any]", content)

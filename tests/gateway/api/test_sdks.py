@@ -94,9 +94,11 @@ async def test_responses_are_kept_given_back_and_forgotten(sdk: Any) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await sdk.responses.create(model="tiny", input="hi", previous_response_id=kept.id)
     assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
-    unkept = await sdk.responses.create(model="tiny", input="hi", store=False)
-    with pytest.raises(openai.NotFoundError):
-        await sdk.responses.retrieve(unkept.id)
+    # a flag may be text
+    for off in (False, "false", 0):
+        unkept = await sdk.responses.create(model="tiny", input="hi", store=off)
+        with pytest.raises(openai.NotFoundError):
+            await sdk.responses.retrieve(unkept.id)
 
 
 # ---------------------------------------------------------------------- Chat and Completions
