@@ -21,14 +21,7 @@ from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.jsons import to_json
 
 #: What gateway or swarm server heed before vLLM reads it.
-_FLAGS = (
-    "echo",
-    "continue_final_message",
-    "include_reasoning",
-    "include_stop_str_in_output",
-    "logprobs",
-    "return_token_ids",
-)
+_FLAGS = ("echo", "continue_final_message", "include_reasoning", "logprobs")
 _DELIVERY = frozenset({"stream", "stream_options", "n"})
 #: Fields that vLLM does not know although they change the form of the answer, and their harmless values.
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -114,15 +107,18 @@ def delivery(top: Fields) -> tuple[int, bool, bool]:
 
 
 def sampling(top: Fields) -> None:
-    """Take the numbers that control sampling; vLLM checks every other field.
+    """Take the numbers that control sampling, and the flags that chats and raw prompts share and that the swarm server
+    heeds; vLLM checks every other field.
 
     Raises:
-        RequestError: one is no number.
+        RequestError: one is no number, or no flag.
     """
     for name in ("temperature", "top_p"):
         top.number(name)
     for name in ("max_tokens", "max_completion_tokens", "seed"):
         top.integer(name)
+    for name in ("include_stop_str_in_output", "return_token_ids"):
+        top.flag(name)
 
 
 def _message(turn: Fields) -> dict[str, Any]:

@@ -50,11 +50,11 @@ class CompletionsDialect(Dialect):
         top.only("best_of", choices)
         for name in _REFUSED:
             top.only(name)
-        sampling(numbers := Fields(data))
+        sampling(shared := Fields(data))
         max_tokens = top.integer("max_tokens")
         if max_tokens is not None and max_tokens < 1:
             refuse("max_tokens", "must be at least 1")
-        body = {**top.left(), **numbers.read, "prompt": prompt, "max_tokens": max_tokens or _MAX_TOKENS}
+        body = {**top.left(), **shared.read, "prompt": prompt, "max_tokens": max_tokens or _MAX_TOKENS}
         if logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": logprobs}
         if choices > 1:

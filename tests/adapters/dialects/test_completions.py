@@ -104,10 +104,10 @@ def test_values_that_ask_for_nothing_leave_the_request_as_it_is(neutral: dict[st
 
 def test_numbers_and_flags_are_read_as_vllm_reads_them() -> None:
     given = {"max_tokens": "9", "temperature": "0.5", "logprobs": 2.0, "seed": "7", "echo": "no"}
-    call, plain = (
-        DIALECT.parse({"prompt": "Once", **fields})
-        for fields in (given, {"max_tokens": 9, "temperature": 0.5, "logprobs": 2, "seed": 7})
-    )
+    read = {"max_tokens": 9, "temperature": 0.5, "logprobs": 2, "seed": 7}
+    given |= {"return_token_ids": "true", "include_stop_str_in_output": "no"}
+    read |= {"return_token_ids": True, "include_stop_str_in_output": False}
+    call, plain = (DIALECT.parse({"prompt": "Once", **fields}) for fields in (given, read))
     assert call == plain and {type(call.body[name]) for name in ("max_tokens", "seed", "top_logprobs")} == {int}
 
 
