@@ -271,15 +271,20 @@ class Swarm:
             "unless_batch_waits": True,
         }
         wanted = checked(ClaimGroupRequest, fields)
+
+        def left(code: str) -> float:
+            if code == "no_episodes":
+                # a group that waits for feedback, since the claim began too, must not keep a user waiting
+                self.open_groups.make_room()
+            return waited.left_after(code)
+
         if self.open_groups.held:
             try:
-                return await calls.claim(wanted, 0.0, throttle)
+                return await calls.claim(wanted, 0.0, throttle, left)
             except UnavailableError as exc:
                 if exc.code != "no_episodes":
                     raise
-            # a group that waits for feedback must not keep a user waiting
-            self.open_groups.make_room()
-        return await calls.claim(wanted, wait, throttle, waited.left_after)
+        return await calls.claim(wanted, wait, throttle, left)
 
     def _throttle(self) -> SwarmThrottlePolicy | None:
         if self._share is None:

@@ -252,7 +252,8 @@ class Calls:
         left: Callable[[str], float] = lambda _: float("inf"),
     ) -> wire.EpisodeGroup:
         """Claim what is ``wanted`` within ``wait_seconds``. With the key of an earlier claim it gets the episodes of
-        that one. ``left`` gives the seconds that it may still wait, by the code of what it waits for.
+        that one. ``left`` is called after each poll that got nothing, with the code of what the claim waits for, and
+        gives the seconds that it may still wait.
 
         Raises:
             UnavailableError: none in time; ``code`` says why.

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.rollout.answering import best
 from gateway.rollout.return_policy import ReturnPolicy
+from gateway.sessions.open_groups import Hold
 from swarm.client.calls import Calls
 from swarm.concurrency import end_tasks
 from swarm.errors import UnavailableError
@@ -71,3 +72,20 @@ async def test_a_request_with_a_fallback_waits_no_longer_for_an_engine_that_rest
             with pytest.raises(UnavailableError) as refused:
                 await waiting
     assert refused.value.code == "engine_booting" and "gave up after" in refused.value.message
+
+
+async def test_a_group_that_opens_while_a_request_waits_makes_room_for_it(
+    rig: server.Rig, open_route: OpenRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [await rig.claim("other") for _ in range(JOB.slots)]
+    monkeypatch.setattr("swarm.client.calls.LONG_POLL", 0.1)
+    async with open_route() as route:
+        waiting = asyncio.create_task(best(route, asking(), None, ReturnPolicy()))
+        await reach(rig, lambda: len(rig.controller.episodes.claims) == 1)
+        groups = route.swarm.open_groups
+        async with asyncio.timeout(20):
+            await groups.keep(Hold(asyncio.get_running_loop().time() + 1000))
+        assert groups.closed == {"room": 1}
+        for episode in taken:
+            await rig.post("/abort_episode", client_uuid="other", episode_uuid=episode.uuid)
+        await waiting
