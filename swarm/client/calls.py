@@ -97,13 +97,12 @@ _STATE_CODES = {
 _CLOSED = "this client is closed"
 
 
-def _is_refusal(wanted: ClaimEpisodeRequest, code: str | None) -> bool:
-    """Whether the claim does not wait while it fails with ``code``."""
-    return wanted.unless_batch_waits and code in NO_EPISODE_NEEDED
-
-
 class UnsentError(UnavailableError):
     """No try reached a server: the call had no effect."""
+
+
+class RefusedAtOnceError(UnavailableError):
+    """The server's answer to a claim that does not wait: it has no episodes now."""
 
 
 class OpenClaims:
@@ -266,13 +265,13 @@ class Calls:
         body = wanted.model_copy(update={"idempotency_key": key, "max_episode_seconds": life})
         try:
             return await self._claim(body, wait_seconds, throttle, left)
-        except UnsentError:
+        except (UnsentError, RefusedAtOnceError):
+            # for those who poll in this way a withdrawal of each claim would be as many requests again
             raise
-        except (asyncio.CancelledError, StateError, UnavailableError) as exc:
+        except (asyncio.CancelledError, StateError, UnavailableError):
             # the server may be granting just now, and a repetition of a poll may arrive late; its caller may repeat a
-            # key of its own, and for claims that are refused at once this would be as many requests again
-            refused = isinstance(exc, UnavailableError) and _is_refusal(wanted, exc.code)
-            if wanted.idempotency_key is None and not refused:
+            # key of its own
+            if wanted.idempotency_key is None:
                 request = WithdrawClaimRequest(client_uuid=body.client_uuid, idempotency_key=key)
                 self.release(wire.Call("POST", "/withdraw_claim", SuccessResponse, request))
             raise
@@ -308,10 +307,12 @@ class Calls:
             deadline = min(latest, now + left(code))
             offline_since = (offline_since or began) if code == "engine_offline" else None
             offline = now - offline_since if offline_since is not None else -1.0
-            if now >= deadline or offline >= OFFLINE_GRACE or _is_refusal(wanted, code):
+            refused = wait_seconds <= 0 or (wanted.unless_batch_waits and code in NO_EPISODE_NEEDED)
+            if now >= deadline or offline >= OFFLINE_GRACE or refused:
                 what = f"{wanted.count} episodes" if isinstance(wanted, ClaimGroupRequest) else "an episode"
                 within = f"and gave up after {now - started:.0f} s" if now < latest else f"within {wait_seconds:g} s"
-                raise UnavailableError(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
+                kind = RefusedAtOnceError if refused else UnavailableError
+                raise kind(f"could not claim {what} {within}: {answer.fail_cause or code}", code=code)
             early = early + 1 if now - began < poll / 2 else 0
             await self.pause_between_polls(early, deadline - now)
 

@@ -78,16 +78,15 @@ def test_a_claim_that_may_have_been_granted_is_withdrawn(server: ScriptedServer)
 
 def test_a_claim_that_got_nothing_is_withdrawn_as_a_repetition_of_it_may_arrive_late(server: ScriptedServer) -> None:
     server.script("/withdraw_claim", {"success": True})
-    none = {"success": False, "client_uuid": "me"}
-    batch_waits = none | {"fail_cause": BATCH_WAITS}
-    server.script("/claim_group", none | {"fail_cause": NO_EPISODES}, batch_waits, none | {"fail_cause": NO_EPISODES})
+    none = {"success": False, "client_uuid": "me", "fail_cause": NO_EPISODES}
+    server.script("/claim_group", none | {"fail_cause": BATCH_WAITS}, none)
     with SwarmClient(server.url, client_uuid="me", policy=ONCE) as client:
-        # a gateway's requests are refused so by the hundred
-        for key, gives_way in ((None, False), (None, True), ("mine, to be asked for again", False)):
+        # a gateway's requests are refused at once by the hundred, and so is who polls without a wait
+        for wait, key, gives_way in ((9, None, True), (0.01, None, False), (0, None, False), (0.01, "again", False)):
             with pytest.raises(UnavailableError):
-                client.claim_group(2, 0.0, idempotency_key=key, unless_batch_waits=gives_way)
-    first, *_ = server.bodies("/claim_group")
-    assert [body["idempotency_key"] for body in server.bodies("/withdraw_claim")] == [first["idempotency_key"]]
+                client.claim_group(2, wait, idempotency_key=key, unless_batch_waits=gives_way)
+    _, waited, _, _ = dict.fromkeys(body["idempotency_key"] for body in server.bodies("/claim_group"))
+    assert [body["idempotency_key"] for body in server.bodies("/withdraw_claim")] == [waited]
 
 
 def test_a_closed_client_aborts_without_a_word(server: ScriptedServer, client: SwarmClient) -> None:
