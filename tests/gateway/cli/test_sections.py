@@ -302,6 +302,7 @@ def test_a_wrong_key_of_verl_is_refused_before_anything_starts(tmp_path: Path, c
 
 
 def test_an_empty_journal_is_a_new_one_unless_checkpoints_are_beside_it(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs the cpu or gpu extra")
     path = project(tmp_path, "job: {model: tiny}\nswarm: {run_dir: run, port: 0}\ngateway: {hooks: hooks, port: 0}\n")
     saved = tmp_path / "run" / "checkpoints" / "global_step_3"
     saved.mkdir(parents=True)
