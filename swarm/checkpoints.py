@@ -29,9 +29,11 @@ _HELD = "held.json"
 _REMOVED = ".removed-"
 
 
-def checkpoint_folder(job: TrainJob, run_dir: Path) -> Path:
-    """Where ``job`` keeps its checkpoints."""
-    return Path(os.path.expanduser(job.checkpoint_dir)) if job.checkpoint_dir else run_dir / "checkpoints"
+def checkpoint_folder(job: TrainJob | None, run_dir: Path) -> Path:
+    """Where ``job`` keeps its checkpoints; ``None``: a job that names no folder."""
+    if job is not None and job.checkpoint_dir:
+        return Path(os.path.expanduser(job.checkpoint_dir))
+    return run_dir / "checkpoints"
 
 
 def noted_step(folder: Path) -> int:

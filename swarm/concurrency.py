@@ -103,7 +103,7 @@ def ends_by_signals() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [it for it in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(it) != signal.SIG_IGN]
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers}
     try:
         yield

@@ -21,7 +21,7 @@ from adapters.dialects.fields import Fields, check_depth, refuse
 from adapters.dialects.jsons import to_json
 
 #: What gateway or swarm server heed before vLLM reads it.
-_FLAGS = ("echo", "continue_final_message", "include_reasoning", "logprobs")
+_FLAGS = ("echo", "continue_final_message", "include_reasoning")
 _DELIVERY = frozenset({"stream", "stream_options", "n"})
 #: Fields that vLLM does not know although they change the form of the answer, and their harmless values.
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -55,8 +55,10 @@ class ChatDialect(Dialect):
         changed = _tools(top)
         choices, stream, include_usage = delivery(top)
         sampling(top)
-        flags = {name: top.flag(name) for name in _FLAGS}
-        if top.take("top_logprobs") and not flags["logprobs"]:
+        for name in _FLAGS:
+            top.flag(name)
+        logprobs = top.flag("logprobs")
+        if top.take("top_logprobs") and not logprobs:
             refuse("top_logprobs", "is only given with logprobs: true")
         for name, harmless in _REFUSED.items():
             top.only(name, *harmless)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from typing import Any, NoReturn, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter
@@ -19,8 +21,12 @@ _DEEPEST = 100
 #: An index in the path of a field, also at the start of a note.
 INDEX = re.compile(r"\.\d+(?=[.:]|$)")
 _UNPRINTABLE = re.compile(r"[^ -~]|;")
-_FINITE = ConfigDict(allow_inf_nan=False)
 _NOTE_LENGTH, _MOST_NOTES = 120, 20
+
+
+@cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
 
 
 class LeftOutNotes:
@@ -102,13 +108,12 @@ class Fields:
         value = self.take(name)
         if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
             return value
-        try:
-            if isinstance(value, bool):
-                raise ValueError("no number")
-            self.read[name] = TypeAdapter(kind, config=_FINITE).validate_python(value)
-        except ValueError:
-            refuse(self.at(name), f"must be {what}")
-        return self.read[name]
+        # pydantic takes true for 1
+        if not isinstance(value, bool):
+            with suppress(ValueError):
+                self.read[name] = _reader(kind).validate_python(value)
+                return self.read[name]
+        refuse(self.at(name), f"must be {what}")
 
     def inner(self, name: str) -> Fields | None:
         """The object in field ``name``."""

@@ -70,7 +70,7 @@ def fork(
 
     Files of weights are shared with it where both folders are on one disk.
     """
-    from swarm.checkpoints import LATEST, check_kept, copy
+    from swarm.checkpoints import LATEST, check_kept, checkpoint_folder, copy
 
     run_dir = run_folder(run_dir)
     folder = _kept_in(run_dir).folder
@@ -83,8 +83,9 @@ def fork(
         load_attribute("swarm.server.journal.erasure:note_export")(journal, f"the run folder {out.absolute()}")
         aside.mkdir(parents=True)
         load_attribute("swarm.server.journal.forks:fork_journal")(journal, version, aside / "journal.db")
-        copy(folder, version, aside / "checkpoints")
-        (aside / "checkpoints" / LATEST).write_text(str(version))
+        checkpoints = checkpoint_folder(None, aside)
+        copy(folder, version, checkpoints)
+        (checkpoints / LATEST).write_text(str(version))
         aside.rename(out)
     except OSError as exc:
         raise ConfigError(f"cannot make the run folder {out}: {exc.strerror or exc}") from exc

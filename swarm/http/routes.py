@@ -204,7 +204,7 @@ def _validated(model: type[BaseModel], data: dict[str, Any], where: str = "") ->
     except ValidationError as exc:
         first = exc.errors()[0]
         param = ".".join(str(part) for part in first["loc"])
-        # a fault of several fields together has no place
+        # a fault of several fields together names none
         parts = (f"{where}{param}", first["msg"].removeprefix("Value error, "))
         raise RequestError(": ".join(filter(None, parts)), param=param) from exc
 

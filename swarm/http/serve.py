@@ -100,8 +100,9 @@ def bind(host: str, port: int) -> socket.socket:
 def url_of(host: str, port: int) -> str:
     """The URL of a server that listens on ``host``, with a host that can be connected to. Any free port (0), which
     nobody knows yet, is a port 1: no address has a port 0."""
-    reachable, port = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port or 1
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    authority = f"[{reachable}]" if ":" in reachable else reachable
+    return f"http://{authority}:{port or 1}"
 
 
 def is_free(port: int) -> bool:

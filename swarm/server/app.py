@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Scope
 
-from swarm.checkpoints import kept_steps
+from swarm.checkpoints import checkpoint_folder, kept_steps
 from swarm.errors import ConfigError
 from swarm.http.asgi import App, ErrorMiddleware, RequestMiddleware
 from swarm.http.routes import OpenApi, Security
@@ -109,7 +109,8 @@ def create_app(config: ServerConfig, *, engine_command: Sequence[str] | None = N
                 # closed last: what happens during the shutdown is written too
                 stack.push_async_callback(journal.close)
                 controller.open(journal)
-                if not controller.run.has_job and kept_steps(checkpoints := config.run_dir / "checkpoints"):
+                checkpoints = checkpoint_folder(None, config.run_dir)
+                if not controller.run.has_job and kept_steps(checkpoints):
                     # the file is new, or a kill or a full disk emptied it
                     logger.warning(
                         "%s holds checkpoints, and %s does not say of which job: the next one begins anew. If the "
